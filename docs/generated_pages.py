@@ -10,10 +10,8 @@ from typing import Any
 import click
 
 from jaxcoll.cli import COMMANDS, application
-from jaxcoll.kinds import KINDS, NAMES
+from jaxcoll.kinds import KINDS
 from jaxcoll.synth import REGISTRY, SYNTHESIZERS
-
-DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
 # Modules whose ``__all__`` is public, with a line for the list of them.
 MODULES = {
@@ -31,7 +29,7 @@ MODULES = {
     "jaxcoll.trees": "forests of weighted trees",
     "jaxcoll.paths": "connections over paths of links",
     "jaxcoll.grid": "grids of ranks, and boxes of them",
-    "jaxcoll.links.in_network": "switches that copy and add",
+    "jaxcoll.links.capable_switches": "switches that copy and add",
     "jaxcoll.mesh": "ranks and groups along the axes of a mesh",
     "jaxcoll.execute": "the functions of jax.lax, and the choice for a call",
     "jaxcoll.io": "files",
@@ -118,12 +116,9 @@ def _synthesizer_list() -> str:
 
 
 def _kinds(name: str) -> str:
-    """The collectives of a synthesizer: those it solves, and those that follow by reversal."""
-    solved = set(getattr(SYNTHESIZERS[name](), "kinds", ()))
-    offered = solved | {DUALS[kind] for kind in solved}
-    if "all_gather" in offered:
-        offered.add("all_reduce")
-    return ", ".join(kind for kind in NAMES if kind in offered) or "those of its candidates"
+    """The collectives of a synthesizer: those it solves, and those that follow."""
+    made = SYNTHESIZERS[name]()
+    return ", ".join(kind.name for kind in KINDS.values() if made.makes(kind))
 
 
 def _synthesizer(name: str) -> str:

@@ -88,7 +88,7 @@ _MOVED = {
     ),
     "execute": ("Explanation",),
     "grid": ("Grid", "Placement"),
-    "links.in_network": ("InNetwork",),
+    "links.capable_switches": ("InNetwork",),
     "mesh": ("axis_groups",),
     "paths": ("Edges", "shortest_routes"),
     "schedule": ("Provenance", "concatenate"),

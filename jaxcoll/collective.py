@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -31,8 +31,8 @@ class Collective:
     """One collective, or several disjoint ones of the same kind running at once.
 
     The buffer of each rank is cut into shards, one for each rank of its group (a single one for
-    broadcast and reduce), and each shard into ``chunks_per_shard`` equal chunks. Chunks are
-    numbered group by group, within a group shard by shard, within a shard in order; for
+    broadcast, reduce and reduce_to_some), and each shard into ``chunks_per_shard`` equal chunks.
+    Chunks are numbered group by group, within a group shard by shard, within a shard in order; for
     all_to_all a group has a shard for every (source, destination) pair, destination fastest.
     A rank's index in its group decides which shard is its own.
 
@@ -43,7 +43,9 @@ class Collective:
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
             no group take part only by forwarding.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
-            is its rank when there is one group of all ranks); 0 when omitted.
+            is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some
+            the places of all ranks that get the sums, in ascending order; a single one may be given
+            as a number.
         shares: of an all_gather, reduce_scatter or all_reduce of one group of all ranks, sizes of
             the shards relative to each other, by place: a shard of share w is w x
             ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
@@ -60,7 +62,7 @@ class Collective:
     num_ranks: int
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
-    root: int | None = None
+    root: int | tuple[int, ...] | None = None
     shares: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -71,13 +73,8 @@ class Collective:
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
         if traits.has_root:
-            smallest = min(len(group) for group in self.groups)
-            root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
-            if not 0 <= root < smallest:
-                raise CollectiveError(
-                    f"root must be an index in every group, 0..{smallest - 1}, got {root}"
-                )
-            checks.put(self, root=root)
+            roots = self._checked_roots(traits)
+            checks.put(self, root=roots if traits.has_roots else roots[0])
         elif self.root is not None:
             raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
         if self.shares is not None:
@@ -89,6 +86,26 @@ class Collective:
                 f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
                 f"take fewer chunks per shard"
             )
+
+    def _checked_roots(self, traits: Kind) -> tuple[int, ...]:
+        given = 0 if self.root is None else self.root
+        if traits.has_roots and isinstance(given, Iterable):
+            given = checks.members(given, "root", CollectiveError)
+            roots = tuple(sorted(checks.integers(given, "root", CollectiveError)))
+        else:
+            roots = (checks.integer(given, "root", CollectiveError),)
+        smallest = min(len(group) for group in self.groups)
+        if not roots or len(set(roots)) < len(roots):
+            raise CollectiveError(
+                f"root must be one or more indices in every group, each once, got "
+                f"{checks.shown(self.root)}"
+            )
+        for root in roots:
+            if not 0 <= root < smallest:
+                raise CollectiveError(
+                    f"root must be an index in every group, 0..{smallest - 1}, got {root}"
+                )
+        return roots
 
     def _check_shares(self) -> None:
         shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
@@ -127,6 +144,31 @@ class Collective:
         return self.traits.adds
 
     @property
+    def roots(self) -> tuple[int, ...]:
+        """The places of the roots in every group; none of a kind without one."""
+        if self.root is None:
+            return ()
+        return self.root if isinstance(self.root, tuple) else (self.root,)
+
+    def root_of(self, group: tuple[int, ...]) -> int:
+        """The root of a group, the first of several; its first rank where there is none."""
+        return group[self.roots[0] if self.roots else 0]
+
+    def ending(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks of a group that have data after: its roots where nobody else has."""
+        return tuple(group[at] for at in self.roots) if self.traits.ends_at_root else group
+
+    def for_each_root(self) -> tuple[Collective, ...]:
+        """A collective for each of several roots alone, which all schedules of this one contain.
+
+        Itself, where there are no several.
+        """
+        if not self.traits.has_roots:
+            return (self,)
+        kind = self.traits.for_one.name
+        return tuple(dataclasses.replace(self, kind=kind, root=root) for root in self.roots)
+
+    @property
     def is_grouped(self) -> bool:
         """Whether the groups are other than all ranks in order."""
         return self.groups != (tuple(range(self.num_ranks)),)
@@ -147,8 +189,11 @@ class Collective:
         """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
         if self.shares is not None:
             return self.num_chunks * (self.num_ranks - 1)
+        # What all give meets in one of several roots at best, and is copied to the others.
+        more = max(len(self.roots) - 1, 0)
         pairs = (
-            (1 if self.traits.has_root else len(group)) * (len(group) - 1) for group in self.groups
+            (1 if self.traits.has_root else len(group)) * (len(group) - 1) + more
+            for group in self.groups
         )
         return self.chunks_per_shard * sum(pairs)
 
@@ -200,15 +245,14 @@ class Collective:
         self.check_listed()
         owners, targets = [], []
         for group in self.groups:
-            ranks = np.asarray(group, np.int32)
-            root = ranks[self.root] if self.root is not None else ranks[0]
+            ranks, root = np.asarray(group, np.int32), np.asarray([self.root_of(group)], np.int32)
             match self.traits.shards:
                 case Shards.ONE:
-                    owner, target = ranks[[self.root or 0]], ranks[[self.root or 0]]
+                    owner, target = root, root
                 case Shards.PER_PAIR:
                     owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
                 case Shards.PER_RANK:
-                    owner, target = ranks, np.full(len(ranks), root)
+                    owner, target = ranks, np.repeat(root, len(ranks))
             chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
             owners.append(np.repeat(owner, chunks))
             targets.append(np.repeat(target, chunks))
@@ -241,6 +285,10 @@ class Collective:
     def _has(self, holder: Holder, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         if holder is Holder.ALL:
             return self.group_of_rank[rank] == self.group_of_chunk[chunk]
+        if holder is Holder.SOME:
+            is_root = np.zeros(self.num_ranks, bool)
+            is_root[[group[place] for group in self.groups for place in self.roots]] = True
+            return is_root[rank] & self._has(Holder.ALL, rank, chunk)
         return rank == self.ends(holder)[chunk]
 
     def precondition(self) -> np.ndarray:
@@ -309,7 +357,13 @@ class Collective:
     # ------------------------------------------------------------------ others from this one
 
     def dual(self) -> Collective:
-        """The collective whose schedules, run backwards, are this one's."""
+        """The collective whose schedules, run backwards, are this one's.
+
+        Raises:
+            CollectiveError: no kind is that.
+        """
+        if self.traits.dual_name is None:
+            raise CollectiveError(f"{self.kind} has no dual: no kind is what it is, run backwards")
         return dataclasses.replace(self, kind=self.traits.dual_name)
 
     def dual_chunks(self) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxcoll.errors import AssumptionWarning, TopologyError, shown, warn_user
 from jaxcoll.grid import Grid, Placement
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics import checks
 
 WIRINGS = ("grid", "switch", "mesh")

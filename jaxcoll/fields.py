@@ -187,6 +187,15 @@ def whole(low: int, high: int) -> Callable[[object, str], int]:
     return read
 
 
+def whole_or_several(low: int, high: int) -> Callable[[object, str], int | tuple[int, ...]]:
+    """Reads an integer low..high, or a list of such."""
+    one = whole(low, high)
+    several = list_of(one)
+    return lambda value, name: (
+        tuple(several(value, name)) if isinstance(value, list) else one(value, name)
+    )
+
+
 def any_whole(value: object, name: str) -> int:
     """An integer of as many digits as are read."""
     if not _is_whole(value) or abs(value) > LARGEST:  # type: ignore[arg-type]

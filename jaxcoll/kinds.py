@@ -13,6 +13,7 @@ A kind says who holds a chunk before, who must hold it after, and whether ranks 
     all_to_all      owner    target  no                 one per pair of ranks
     gather          owner    target  no                 one per rank; the root is target
     scatter         target   owner   no                 one per rank; the root is target
+    reduce_to_some  all      some    yes                one, of the roots
     =============== ======== ======= ================== ==============================
 
 All that the library does with a kind follows from these columns: it is verified, bounded, run,
@@ -36,6 +37,7 @@ class Holder(enum.Enum):
     ALL = "all"
     OWNER = "owner"  # the rank whose shard it belongs to
     TARGET = "target"  # the other end: of a pair, or the root
+    SOME = "some"  # the roots, of a kind that may have several
 
 
 class Shards(enum.Enum):
@@ -56,12 +58,17 @@ class Kind:
 
     Attributes:
         name: as in ``Collective.kind``, by JAX's and MPI's words.
-        dual_name: the kind whose schedules are this one's run backwards.
+        dual_name: the kind whose schedules are this one's run backwards; None where nobody asks for
+            what that would be.
         before, after: who holds a chunk. Where ranks add, all hold a contribution before.
         adds: whether ranks add contributions.
         shards: into how many the buffer is cut.
         has_root: whether one rank is the root: the owner of a buffer of one shard, else the target.
+            Where some hold chunks, several ranks are.
         phase_names: the kinds that do it one after the other; itself where there are none.
+        for_one_name, for_all_name: of a kind with several roots, those that it is for each of them
+            alone, and for all ranks of a group as roots. Its schedules contain the former, and are
+            the latter's without the copies that no root needs.
         takes_shares: whether shards may be unequal.
         lax: the function of ``jax.lax`` that runs it, where there is one.
         hlo: the operation of XLA.
@@ -74,13 +81,15 @@ class Kind:
     """
 
     name: str
-    dual_name: str
+    dual_name: str | None
     before: Holder
     after: Holder
     adds: bool
     shards: Shards
     has_root: bool = False
     phase_names: tuple[str, ...] = ()
+    for_one_name: str | None = None
+    for_all_name: str | None = None
     takes_shares: bool = False
     lax: str | None = None
     hlo: str | None = None
@@ -94,9 +103,19 @@ class Kind:
         return self.name
 
     @property
-    def dual(self) -> Kind:
-        """The kind whose schedules are this one's run backwards."""
-        return KINDS[self.dual_name]
+    def dual(self) -> Kind | None:
+        """The kind whose schedules are this one's run backwards, where there is one."""
+        return None if self.dual_name is None else KINDS[self.dual_name]
+
+    @property
+    def for_one(self) -> Kind:
+        """The kind that it is for one root alone; itself unless there may be several."""
+        return self if self.for_one_name is None else KINDS[self.for_one_name]
+
+    @property
+    def for_all(self) -> Kind:
+        """The kind that it is where all ranks of a group are roots; itself unless some may be."""
+        return self if self.for_all_name is None else KINDS[self.for_all_name]
 
     @property
     def phases(self) -> tuple[Kind, ...]:
@@ -114,9 +133,24 @@ class Kind:
         return not self.adds and self.after is Holder.ALL
 
     @property
+    def copies_backwards(self) -> bool:
+        """Whether it is a kind that copies, run backwards: every sum ends at one rank."""
+        return self.dual is not None and self.dual.copies
+
+    @property
     def sums_for_all(self) -> bool:
         """Whether all ranks of a group get the sums."""
         return self.adds and self.after is Holder.ALL
+
+    @property
+    def copies_sums(self) -> bool:
+        """Whether every sum goes to several ranks: all of a group, or its roots."""
+        return self.adds and self.after in (Holder.ALL, Holder.SOME)
+
+    @property
+    def has_roots(self) -> bool:
+        """Whether several ranks may be roots."""
+        return Holder.SOME in (self.before, self.after)
 
     @property
     def moves(self) -> bool:
@@ -159,7 +193,7 @@ class Kind:
         return self.shards is Shards.PER_RANK and self.after is Holder.OWNER
 
 
-_ALL, _OWNER, _TARGET = Holder.ALL, Holder.OWNER, Holder.TARGET
+_ALL, _OWNER, _TARGET, _SOME = Holder.ALL, Holder.OWNER, Holder.TARGET, Holder.SOME
 
 _ROWS = (
     Kind(
@@ -198,6 +232,11 @@ _ROWS = (
     Kind(
         "scatter", "gather", _TARGET, _OWNER, False, Shards.PER_RANK, has_root=True,
         nccl_tests="scatter", sccl="Scatter",
+    ),
+    # Backwards, it would sum what some ranks have, for all of them: no library has that.
+    Kind(
+        "reduce_to_some", None, _ALL, _SOME, True, Shards.ONE, has_root=True,
+        for_one_name="reduce", for_all_name="all_reduce",
     ),
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ from jaxcoll.links import (
     canonical_order,
     warn_of_units,
 )
-from jaxcoll.links.in_network import NOTHING, InNetwork, chosen
+from jaxcoll.links.capable_switches import NOTHING, InNetwork, chosen
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number

@@ -32,7 +32,7 @@ from jaxcoll.io import (
     tpu_slices,
     traces,
 )
-from jaxcoll.links import in_network
+from jaxcoll.links import capable_switches
 from jaxcoll.simulation import LinkModel, messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
@@ -100,10 +100,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {
             "num_ranks": 2, **COLUMNS, "num_vertices": 2, "name": "two", "vertex_names": ("a", "b"),
             "grid": jc.grid.Grid((2,), (False,)), "placement": None, "generators": ((1, 0),),
-            "in_network": in_network.InNetwork(),
+            "in_network": capable_switches.InNetwork(),
         },
     ),
-    "InNetwork": (in_network.InNetwork, {"copying": (2,), "adding": (2,)}),
+    "InNetwork": (capable_switches.InNetwork, {"copying": (2,), "adding": (2,)}),
     "Topology.with_in_network": (
         jc.topologies.switch(2).with_in_network, {"copying": (2,), "adding": True}
     ),

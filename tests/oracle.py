@@ -27,7 +27,7 @@ def describe(collective: Collective) -> list[ChunkSpec]:
     """Every chunk of a collective, in the order of its numbers."""
     specs = []
     for group in collective.groups or ():
-        root = group[collective.root or 0]
+        root, *others = [group[place] for place in collective.roots or (0,)]
         members = frozenset(group)
         summed = ({rank: frozenset([rank]) for rank in group}, members)
 
@@ -46,6 +46,8 @@ def describe(collective: Collective) -> list[ChunkSpec]:
                 shards = [moved(root, members)]
             case "reduce":
                 shards = [ChunkSpec(*summed, frozenset([root]))]
+            case "reduce_to_some":
+                shards = [ChunkSpec(*summed, frozenset([root, *others]))]
             case "all_to_all":
                 shards = [moved(source, [end]) for source in group for end in group]
             case "gather":
@@ -65,7 +67,7 @@ def wrongs(schedule: Schedule) -> set[tuple[int, int, int]]:
     collective that does not sum is wrong wherever it stands.
     """
     specs = describe(schedule.collective)
-    sums = schedule.collective.kind in ("reduce_scatter", "all_reduce", "reduce")
+    sums = schedule.collective.kind in ("reduce_scatter", "all_reduce", "reduce", "reduce_to_some")
     has = {(rank, c): parts for c, spec in enumerate(specs) for rank, parts in spec.start.items()}
     sends = [
         (int(t), int(schedule.edges.src[e]), int(schedule.edges.dst[e]), int(c), bool(r))

@@ -126,14 +126,20 @@ def synthesize(topology: Topology, collective: Collective, seed: int) -> Schedul
             sends = spread(topology, target, owner, rng)
         case "reduce_scatter" | "reduce":
             sends = collect(topology, members, owner, rng)
-        case "all_reduce":
+        case "all_reduce" | "reduce_to_some":
             # The sum of a chunk may come together anywhere.
             meet = {c: {rng.randrange(topology.num_ranks)} for c in chunks}
             if rng.random() < 0.5:
                 meet = owner
             sends = collect(topology, members, meet, rng)
             after = 1 + max((send.step for send in sends), default=-1)
-            copies = spread(topology, meet, members, rng)
+            wants = members
+            if collective.kind == "reduce_to_some":
+                wants = {
+                    c: {collective.groups[g][place] for place in collective.roots}
+                    for c, g in enumerate(collective.group_of_chunk)
+                }
+            copies = spread(topology, meet, wants, rng)
             sends += [send._replace(step=send.step + after) for send in copies]
     return schedule_of(topology, collective, sends, seed)
 

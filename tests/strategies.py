@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from jaxcoll import Collective, Schedule, Topology
-from jaxcoll.kinds import NAMES, those
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.kinds import KINDS, NAMES, those
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
 from tests import reference
@@ -156,7 +156,9 @@ def collectives(
             left = left[size:]
         groups = tuple(groups)
     smallest = min(map(len, groups)) if groups else num_ranks
-    root = draw(st.none() | st.integers(0, smallest - 1)) if kind in ROOTED else None
+    root: Any = draw(st.none() | st.integers(0, smallest - 1)) if kind in ROOTED else None
+    if KINDS[kind].has_roots and draw(st.booleans()):
+        root = draw(st.sets(st.integers(0, smallest - 1), min_size=1))
     return Collective(kind, num_ranks, chunks, groups, root)
 
 

@@ -10,7 +10,7 @@ import pytest
 import jaxcoll as jc
 import tensorstate as ts
 from jaxcoll import JaxcollError, aot, draw, executors, finder, io, pages, tune
-from jaxcoll.links import in_network
+from jaxcoll.links import capable_switches
 from jaxcoll.tune import nccl
 from tests import misuse
 from tests.misuse_of import plans, programs, tuning
@@ -58,7 +58,7 @@ FACES = {
     "jaxcoll.comparison": (jc.comparison, ""),
     "jaxcoll.execute": (jc.execute, ""),
     "jaxcoll.grid": (jc.grid, ""),
-    "jaxcoll.links.in_network": (in_network, ""),
+    "jaxcoll.links.capable_switches": (capable_switches, ""),
     "jaxcoll.mesh": (jc.mesh, ""),
     "jaxcoll.paths": (jc.paths, ""),
     "jaxcoll.schedule": (jc.schedule, ""),

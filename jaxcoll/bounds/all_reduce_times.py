@@ -238,18 +238,22 @@ def across(latencies: Latencies, inside: np.ndarray, nbytes: np.ndarray) -> Arri
 
 
 def meeting(latencies: Latencies, what: Collective) -> tuple[float, str]:
-    """The least latency from the farthest rank to a meeting place and on to the farthest rank."""
+    """The least latency from the farthest rank to a meeting place, and on to the farthest in need.
+
+    Returns:
+        Seconds, and the ranks in words.
+    """
     best, reason = 0.0, "no rank needs anything from another"
     n, places = latencies.topology.num_ranks, latencies.meeting_places
     there, onward = latencies.from_ranks[:, places], latencies.to_ranks[places]
     for group in what.groups:
         if len(group) > 1:
-            members = list(group)
-            to, back = there[members].max(axis=0), onward[:, members].max(axis=1)
+            members, wanting = list(group), list(what.ending(group))
+            to, back = there[members].max(axis=0), onward[:, wanting].max(axis=1)
             at = int((to + back).argmin())
             if (to + back)[at] > best:
                 u = group[int(there[members, at].argmax())]
-                v = group[int(onward[at, members].argmax())]
+                v = wanting[int(onward[at, wanting].argmax())]
                 best = float((to + back)[at])
                 place = f"{'rank' if at < n else 'switch'} {places[at]}"
                 reason = f"from rank {u} to {place}, where sums may meet, and on to rank {v}"

@@ -88,12 +88,10 @@ def needs_of(what: Collective) -> np.ndarray:
     for group in what.groups:
         members = np.asarray(group)
         part = 1.0 if kind.is_whole else 1.0 / len(members)
-        if not kind.has_root:
-            share[np.ix_(members, members)] = part
-        elif kind.ends_at_root:
-            share[members, members[what.root or 0]] = part
+        if kind.starts_at_root:
+            share[what.root_of(group), members] = part
         else:
-            share[members[what.root or 0], members] = part
+            share[np.ix_(members, what.ending(group))] = part
     np.fill_diagonal(share, 0.0)
     return share
 
@@ -199,7 +197,7 @@ def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int]
     Scattering is not gathering: there the root's data is taken for a broadcast's, which finds a cut
     too. The like goes for all_to_all and all_gather.
     """
-    root, kind = group[what.root or 0], what.traits
+    root, kind = what.root_of(group), what.traits
     if kind.starts_at_root or kind.sums_for_all:
         return {root: 1}, [rank for rank in group if rank != root]
     if kind.ends_at_root:

@@ -18,6 +18,10 @@ doubling, which copies partial sums, is none: it takes less latency for more byt
 schedule that sums without copying sums is one that copies, on the network with every link reversed
 (``Schedule.reverse``); bits then leave a link when they entered it before. So reduce_scatter and
 reduce are bounded as their duals.
+
+A schedule that brings sums to several ranks, and not to all, brings them to each: leave out the
+copies for the others, and let the sum go where it was copied. So each of the ranks bounds it by its
+own reduce; and all of them do together, by where the sums meet.
 """
 
 from __future__ import annotations
@@ -216,24 +220,31 @@ def bound(
         if report is not None:
             report(Progress(0, None, "exact bounds", bound=found.time))
         topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
-        size, latencies = float(as_size(nbytes)), Latencies(topology)
-        if what.traits.sums_for_all:
-            seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
-            reason = "the linear program of ForestColl's App. B.7"
-            others = [Bound(seconds, "program", reason)]
-            if topology.num_ranks * topology.num_links > _PARTED:
-                part = narrowest_partition(topology).part
-                others += _between_parts(latencies, what, size, part, found.time)
-        elif what.is_reducing:
-            others = _exact_of_copies(latencies.transpose(), what.dual(), size, found.time)
-        else:
-            others = _exact_of_copies(latencies, what, size, found.time)
-        if not what.traits.moves and _is_of_all(what):
-            others.append(cut_bound(topology, what, nbytes))
+        latencies, others = Latencies(topology), []
+        for each in what.for_each_root():
+            others += _exact(latencies, each, nbytes, found.time)
         found = max([found, *others], key=lambda b: b.time)
         if report is not None:
             report(Progress(len(others), len(others), "exact bounds", bound=found.time))
         return found
+
+
+def _exact(latencies: Latencies, what: Collective, nbytes: Number, known: float) -> list[Bound]:
+    """Those that are asked for, beyond a bound that is known."""
+    topology, size = latencies.topology, float(as_size(nbytes))
+    if what.traits.sums_for_all:
+        seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
+        found = [Bound(seconds, "program", "the linear program of ForestColl's App. B.7")]
+        if topology.num_ranks * topology.num_links > _PARTED:
+            part = narrowest_partition(topology).part
+            found += _between_parts(latencies, what, size, part, known)
+    elif what.is_reducing:
+        found = _exact_of_copies(latencies.transpose(), what.dual(), size, known)
+    else:
+        found = _exact_of_copies(latencies, what, size, known)
+    if not what.traits.moves and _is_of_all(what):
+        found.append(cut_bound(topology, what, nbytes))
+    return found
 
 
 def _is_of_all(what: Collective) -> bool:
@@ -271,19 +282,25 @@ def lower_bounds(
     """
     what, size = as_collective(topology, collective), float(as_size(nbytes))
     topology, what, is_one = _of_one_group(topology, what)
-    latencies, is_backwards = Latencies(topology), what.traits.dual.copies
-    # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
-    # bounds are those, with ingress and egress exchanged.
-    if what.traits.sums_for_all:
-        found = _bounds_of_sums(latencies, what, size)
-    elif is_backwards:
-        found = _bounds_of_copies(latencies.transpose(), what.dual(), size, is_backwards)
-    else:
-        found = _bounds_of_copies(latencies, what, size, is_backwards)
+    latencies, found = Latencies(topology), []
+    if what.traits.copies_sums:
+        time, reason = sums.meeting(latencies, what)
+        found.append(Bound(time, "distance", reason))
+    for each in what.for_each_root():
+        is_backwards = each.traits.copies_backwards
+        # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
+        # bounds are those, with ingress and egress exchanged.
+        if each.traits.sums_for_all:
+            found += _bounds_of_sums(latencies, each, size, found[0].time)
+        elif is_backwards:
+            found += _bounds_of_copies(latencies.transpose(), each.dual(), size, is_backwards)
+        else:
+            found += _bounds_of_copies(latencies, each, size, is_backwards)
+    best = _largest_of_each(found)
     if not is_one:
-        return found
+        return tuple(best)
     return tuple(
-        dataclasses.replace(b, reason=f"{b.reason}, as numbered in its group") for b in found
+        dataclasses.replace(b, reason=f"{b.reason}, as numbered in its group") for b in best
     )
 
 
@@ -299,12 +316,12 @@ def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Colle
 
 def _bounds_of_copies(
     latencies: Latencies, what: Collective, size: float, is_backwards: bool
-) -> tuple[Bound, ...]:
+) -> list[Bound]:
     """Those of a collective that sums nothing, or of one that does, run backwards."""
     topology, nbytes = latencies.topology, needs_of(what) * size
     farthest = _farthest(latencies, nbytes)
     if not nbytes.any():
-        return (farthest,)
+        return [farthest]
     into, out_of = ("egress", "ingress") if is_backwards else ("ingress", "egress")
     # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
     # which each rank has its own leaves once for each: then both directions and the sum over all
@@ -333,16 +350,16 @@ def _bounds_of_copies(
         moved = transport_bound(topology, nbytes, np.minimum(rest, known))
         reason = f"bytes times distance, in {moved.lengths}, over what all links carry together"
         found.append(Bound(moved.time, "traffic", reason))
-    return (farthest, *_largest_of_each(found))
+    return [farthest, *found]
 
 
-def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tuple[Bound, ...]:
-    """Those of an all_reduce, which are the same forwards and backwards."""
+def _bounds_of_sums(
+    latencies: Latencies, what: Collective, size: float, farthest: float
+) -> list[Bound]:
+    """Those of an all_reduce, which are the same forwards and backwards, but for the distance."""
     topology, back = latencies.topology, latencies.transpose()
-    time, reason = sums.meeting(latencies, what)
-    farthest = Bound(time, "distance", reason)
-    if time == 0.0 and not needs_of(what).any():
-        return (farthest,)
+    if not needs_of(what).any():
+        return []
     # A contribution reaches each other rank, in some sum: for its rank alone it is a broadcast.
     from_one = _one_source_each(latencies, what, size)
     found = [_of_a_rank(entering(latencies, from_one), "ingress")]
@@ -352,7 +369,7 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
     if sets:
         time, place = sums.crossed(latencies, what, sets, size)
         found.append(_of_a_set(Arrival(time), sets[place], topology, False))
-    known = max(farthest.time, *(b.time for b in found))
+    known = max(farthest, *(b.time for b in found))
     # Ranks one by one, and hosts as wholes: inside a host links are fast, and counting them would
     # hide how narrow the network between hosts is.
     ways = [*parts(topology)]
@@ -360,7 +377,7 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
         ways.append(narrowest_partition(topology).part)
     for part in ways:
         found += _between_parts(latencies, what, size, part, known)
-    return (farthest, *_largest_of_each(found))
+    return found
 
 
 def _between_parts(
@@ -455,14 +472,17 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
         return Bound(0.0, "cut", _NOTHING)
     if what.traits.moves:
         raise CollectiveError(f"cuts bound no {what.kind}")
+    if what.traits.has_roots:
+        cuts = (cut_bound(topology, each, nbytes) for each in what.for_each_root())
+        return max(cuts, key=lambda b: b.time)
     if what.traits.is_whole:
-        root = group[what.root or 0]
+        root = what.root_of(group)
         weights, share = [int(r == root) for r in range(n)], size
     else:
         weights, share = None, size / n
     # Gathered data leaves a cut; summed data enters it; an all_reduce does both.
     found = []
-    if not what.traits.dual.copies:
+    if not what.traits.copies_backwards:
         found.append((False, bottleneck(topology, weights)))
     if what.is_reducing:
         found.append((True, bottleneck(topology.transpose(), weights)))

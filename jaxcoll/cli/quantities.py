@@ -124,7 +124,7 @@ class Quantity(click.ParamType):
 class Quantities(click.ParamType):
     """Several of a quantity, separated by commas."""
 
-    def __init__(self, one: Quantity):
+    def __init__(self, one: click.ParamType):
         self.name, self._one = one.name, one
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):

@@ -34,6 +34,7 @@ from jaxcoll.cli.quantities import (
     FAILURES,
     SIZE,
     SIZES,
+    Quantities,
     Table,
     after_failures,
     bandwidth_text,
@@ -45,14 +46,11 @@ from jaxcoll.cli.quantities import (
     time_text,
 )
 from jaxcoll.executors import MOST_WORKERS
+from jaxcoll.kinds import NAMES as KINDS
 from jaxcoll.progress import working
 
-# Of ``jc.io.synthesize_for`` and ``jc.Collective``, which help does not load.
+# Of ``jc.io.synthesize_for``, which help does not load.
 FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
-KINDS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
-    "broadcast", "reduce", "gather", "scatter",
-)  # fmt: skip
 BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -99,6 +97,17 @@ collective_argument = click.argument(
 )
 
 
+class Roots(Quantities):
+    """A rank, or several separated by commas."""
+
+    def __init__(self) -> None:
+        super().__init__(click.IntRange(0))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        found = super().convert(value, param, ctx)
+        return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+
+
 class SynthesizerName(click.ParamType):
     """A synthesizer's name; completed from the list of all."""
 
@@ -134,7 +143,9 @@ class SynthesizerName(click.ParamType):
 @click.option(
     "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Per shard, to fix them."
 )
-@click.option("--root", type=click.IntRange(0), metavar="RANK", help="Of broadcast and such.")
+@click.option(
+    "--root", type=Roots(), metavar="RANK", help="Of broadcast and such; of reduce_to_some as 0,3."
+)
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
@@ -408,9 +419,13 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
 
 @click.command()
 @click.argument("file", type=click.Path())
-@click.option("--as", "kind", type=click.Choice(KINDS), help="The collective that it must be.")
+@click.option(
+    "--as", "kind", type=click.Choice(KINDS), metavar="COLLECTIVE", help="The one it must be."
+)
 @click.option("--ranks", type=click.IntRange(1), help="How many ranks it must have.")
-@click.option("--root", type=click.IntRange(0), default=0, help="Of broadcast and reduce in XML.")
+@click.option(
+    "--root", type=Roots(), default=0, metavar="RANK", help="Of broadcast and reduce in XML."
+)
 @click.option(
     "--runtime", type=click.Choice(("msccl", "azure", "rccl")),
     help="Whose limits MSCCL XML must keep.",

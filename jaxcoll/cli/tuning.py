@@ -166,7 +166,9 @@ def _table(path: str):
 @click.command()
 @click.argument("logs", nargs=-1, required=True, type=click.Path())
 @click.option("--network", type=NetworkName(), help="As assumed; a switch when left out.")
-@click.option("--collective", type=click.Choice(KINDS), help="Where a log does not say it.")
+@click.option(
+    "--collective", type=click.Choice(KINDS), metavar="NAME", help="Where a log does not say it."
+)
 @click.option("--least", type=SIZE, default=0, help="Smaller sizes are left out.")
 @click.option("--output", "-o", help="The network with the fitted links, as JSON.")
 @as_json

@@ -27,7 +27,7 @@ from jaxcoll.execute.calls import (
 )
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.layout import Axes
-from jaxcoll.kinds import kind_of
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 
 
@@ -93,10 +93,11 @@ def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lower
 
 
 def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
+    row = KINDS[kind]
     names = opened(axis_name, None, schedule, lowering)
     check_accumulates(accum_dtype, jax.tree.leaves(x), kind)
     # jax.lax has none of these but pbroadcast, so nothing else can be handed to it.
-    is_handed = kind_of(kind).copies and is_handed_on(names, x)
+    is_handed = row.copies and is_handed_on(names, x)
     if not names or (is_vmapped(names) and not is_handed):
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")
     if is_symbolic(x) and not is_handed:
@@ -114,8 +115,8 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 
     def one(leaf):
-        leaf = summable(leaf, kind) if kind_of(kind).adds else array(leaf, kind)
-        if kind_of(kind).ends_with_shard:
+        leaf = summable(leaf, kind) if row.adds else array(leaf, kind)
+        if row.ends_with_shard:
             dimension_of(0, leaf.ndim, "the leading dimension", leaf)
             check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
         return call(vary(leaf, axes))

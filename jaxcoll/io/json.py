@@ -25,7 +25,7 @@ from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.links import canonical_order, exact_column
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
@@ -225,7 +225,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.take("num_ranks", readers.whole(1, MAX_RANKS)),
         fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
         fields.optional("groups", readers.list_of(_read_generator)),
-        fields.optional("root", readers.whole(0, readers.INT32)),
+        fields.optional("root", readers.whole_or_several(0, readers.INT32)),
         fields.optional("shares", _read_generator),
     )
     fields.end()

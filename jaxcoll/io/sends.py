@@ -1,4 +1,4 @@
-"""What several formats say of sends: runs of neighbouring chunks, and paths of links.
+"""What several formats say of sends: runs of neighbouring chunks, paths of links, names of kinds.
 
 Runtimes move neighbouring chunks of a buffer in one operation, so the chunks 4, 5, 6 that a message
 carries are one run, and 4, 6 are two. Files that say their paths, as ours do by keys that runtimes
@@ -13,9 +13,31 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jaxcoll.collective import Collective
+from jaxcoll.errors import FormatError
+from jaxcoll.kinds import names_in
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
+
+# The kinds that MSCCL and MSCCL++ programs are written of, and their words for them.
+MSCCL_WORDS = names_in("msccl")
+
+
+def check_word(what: Collective, programs: str) -> None:
+    """Refuse a collective for which MSCCL and MSCCL++ have no word, or only one of all ranks.
+
+    Args:
+        programs: the files that are written, for the error.
+
+    Raises:
+        FormatError: another kind, groups, or unequal shards.
+    """
+    if what.kind not in MSCCL_WORDS or what.is_grouped or what.shares is not None:
+        raise FormatError(
+            f"{programs} are written of {', '.join(MSCCL_WORDS)} of all ranks with equal shards, "
+            f"not of {what}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

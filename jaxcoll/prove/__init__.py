@@ -7,6 +7,7 @@ collective asks for, every contribution once; nothing stops, however few message
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
 - ``answers``: questions, proofs and refusals;
+- ``kinds``: the collectives, a row each;
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
 - ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;
@@ -21,10 +22,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 
 from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
-from jaxcoll.prove.contents import KINDS
+from jaxcoll.prove.kinds import KINDS
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
 
@@ -33,7 +35,7 @@ PROGRAM = "program"  # what a whole HLO program is called in place of a collecti
 
 
 def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | None = None, *,
-               root: int = 0, runtime: str | None = None) -> Proof:  # fmt: skip
+               root: int | Sequence[int] = 0, runtime: str | None = None) -> Proof:  # fmt: skip
     """Prove a file; see ``prove_text``.
 
     Raises:
@@ -53,7 +55,8 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
     return prove_text(text, kind, ranks, root=root, runtime=runtime)
 
 
-def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, root: int = 0,
+def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
+               root: int | Sequence[int] = 0,
                runtime: str | None = None) -> Proof:  # fmt: skip
     """Prove a schedule, a program, a plan or compiled HLO, told apart by its content.
 
@@ -61,7 +64,7 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
         kind: the collective that it must be, one of ``KINDS``; the file's own where omitted. HLO
             says none: without a kind only the order of its collectives is proved.
         ranks: how many ranks it must have; the file's own where omitted.
-        root: of a broadcast or reduce in XML, which does not name it.
+        root: of a broadcast or reduce in XML, which does not name it; of reduce_to_some several.
         runtime: of MSCCL XML: ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; one of
             them, whichever, where omitted.
 
@@ -72,7 +75,7 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
     """
     if kind is not None and kind not in KINDS:
         raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")
-    asked = Asked(kind, ranks, root, runtime)
+    asked = Asked(kind, ranks, (root,) if isinstance(root, int) else tuple(root), runtime)
     start = text[:4096].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
         return msccl.prove(text, asked)
@@ -95,6 +98,6 @@ def _prove_hlo(text: str, asked: Asked) -> Proof:
              "groups and pairs have every rank, and none twice"]  # fmt: skip
     if kind == PROGRAM:
         return Proof("HLO", PROGRAM, module.ranks, 0, len(met), tuple(shown))
-    chunks, messages = hlo_replay.replay(module, kind, asked.root)
+    chunks, messages = hlo_replay.replay(module, kind, asked.roots)
     shown.insert(0, "complete, each contribution once, with an element for a chunk")
     return Proof("HLO", kind, module.ranks, chunks, messages, tuple(shown))

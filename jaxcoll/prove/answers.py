@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
     kind: str | None
     ranks: int | None
-    root: int
+    roots: tuple[int, ...]
     runtime: str | None
 
     def agreed(self, kind: str | None, ranks: int) -> str:

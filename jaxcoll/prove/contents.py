@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxcoll.prove.answers import NotProved
-
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-KINDS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter")
-MOST_RANKS = 2**16
+from jaxcoll.prove.kinds import KINDS
 
 
 class Value(NamedTuple):
@@ -35,27 +32,31 @@ Cell = tuple[int, str, int]  # rank, buffer, chunk of it
 class Buffers:
     """Input, output and scratch of all ranks, in chunks; made as they are touched."""
 
-    def __init__(self, kind: str, ranks: int, chunks: int, in_place: bool, root: int):
-        if kind in ("gather", "scatter"):
+    def __init__(self, kind: str, ranks: int, chunks: int, in_place: bool, roots: tuple[int, ...]):
+        row = KINDS[kind]
+        if not row.is_replayed:
             raise NotProved(f"programs of {kind} are not replayed")
-        if chunks % ranks and kind not in ("all_reduce", "broadcast", "reduce"):
+        if chunks % ranks and (row.takes_shard or row.gives_shard or row.is_exchange):
             raise NotProved(f"{chunks} chunks are not equally many for {ranks} ranks")
-        if not 0 <= root < ranks:
-            raise NotProved(f"the root must be a rank, 0 to {ranks - 1}, got {root}")
-        self.kind, self.ranks, self.chunks = kind, ranks, chunks
-        self.in_place, self.root, self.share = in_place, root, max(1, chunks // ranks)
+        for root in roots:
+            if not 0 <= root < ranks:
+                raise NotProved(f"the root must be a rank, 0 to {ranks - 1}, got {root}")
+        if not roots or (len(roots) > 1 and row.roots != "some"):
+            raise NotProved(f"{kind} has not {len(roots)} roots")
+        self.kind, self.ranks, self.chunks = row, ranks, chunks
+        self.in_place, self.roots, self.share = in_place, roots, max(1, chunks // ranks)
         # A bit per rank: a sum is complete when all are set, and two that share one count it twice.
-        self.full = (1 << ranks) - 1 if kind in REDUCING else 1
+        self.full = (1 << ranks) - 1 if row.adds else 1
         self.held: dict[Cell, Value] = {}
 
     def cell(self, rank: int, buffer: str, at: int) -> Cell:
         """A cell; buffers that are one in place have one name."""
         if not self.in_place or buffer == "s":
             return rank, buffer, at
-        if self.kind == "all_gather":
+        if self.kind.takes_shard:
             return rank, "o", at if buffer == "o" else rank * self.share + at
         # Of an all_gather the output is whole, else the input; the other is a window of it.
-        at = rank * self.share + at if (self.kind, buffer) == ("reduce_scatter", "o") else at
+        at = rank * self.share + at if self.kind.gives_shard and buffer == "o" else at
         return rank, "i", at
 
     def read(self, cell: Cell) -> Value:
@@ -73,17 +74,17 @@ class Buffers:
 
     def given(self, rank: int, buffer: str, at: int) -> Value | None:
         """The value that the caller puts into a cell before the collective begins."""
-        if self.kind == "all_gather":
+        if self.kind.takes_shard:
             own = rank * self.share + at if buffer == "i" else at
             mine = buffer == "i" and at < self.share
             if mine or (self.in_place and buffer == "o" and at // self.share == rank):
                 return Value(own, 1)
         elif buffer == "i" and at < self.chunks:
-            if self.kind in REDUCING:
+            if self.kind.adds:
                 return Value(at, 1 << rank)
-            if self.kind == "all_to_all":
+            if self.kind.is_exchange:
                 return Value(rank * self.chunks + at, 1)
-            return Value(at, 1) if rank == self.root else None
+            return Value(at, 1) if rank in self.roots else None
         return None
 
     def check_end(self) -> None:
@@ -93,11 +94,11 @@ class Buffers:
             NotProved: naming the first rank and chunk that is wrong.
         """
         for rank in range(self.ranks):
-            if self.kind == "reduce" and rank != self.root:
+            if self.kind.adds and self.kind.is_rooted and rank not in self.roots:
                 continue
-            for at in range(self.share if self.kind == "reduce_scatter" else self.chunks):
-                chunk = rank * self.share + at if self.kind == "reduce_scatter" else at
-                if self.kind == "all_to_all":
+            for at in range(self.share if self.kind.gives_shard else self.chunks):
+                chunk = rank * self.share + at if self.kind.gives_shard else at
+                if self.kind.is_exchange:
                     source, place = divmod(at, self.share)
                     chunk = source * self.chunks + rank * self.share + place
                 cell = self.cell(rank, "o", at)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from jaxcoll.prove.answers import NotProved, NotRead
 from jaxcoll.prove.contents import Buffers, Value, summed
 from jaxcoll.prove.hlo import Instruction, Module, Shape, base, groups, pairs, parts
+from jaxcoll.prove.kinds import KINDS
 
 _MOST_WORK = 2**24  # elements of all results, on all ranks
 _MOST_ITERATIONS = 2**16
@@ -51,7 +52,7 @@ class Held(NamedTuple):
     ranks: list  # an array per rank, or the parts of a tuple
 
 
-def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
+def replay(module: Module, kind: str, roots: tuple[int, ...]) -> tuple[int, int]:
     """The chunks and messages of a program of one collective, which takes and gives an array.
 
     Raises:
@@ -65,8 +66,8 @@ def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
         raise NotRead("a program that is replayed takes one array of floats; give one of a single "
                       "collective, or leave --as out")  # fmt: skip
     shape, ranks = given[0].shapes[0], module.ranks
-    chunks = shape.size * (ranks if kind == "all_gather" else 1)
-    buffers = Buffers(kind, ranks, chunks, False, root)
+    chunks = shape.size * (ranks if KINDS[kind].takes_shard else 1)
+    buffers = Buffers(kind, ranks, chunks, False, roots)
     run.count(shape.size)
     # Of a broadcast, ranks but the root have data that the result must not contain.
     unasked = [Wrong(NotProved(f"the result takes data of rank {r}, not of the root", r))
@@ -76,7 +77,7 @@ def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
     end = run.of(module.entry, [Held(shape, start)], 0)
     while end.shape is None and len(end.ranks) == 1:
         end = end.ranks[0]
-    share = buffers.share if kind == "reduce_scatter" else chunks
+    share = buffers.share if KINDS[kind].gives_shard else chunks
     if end.shape is None or end.shape.size != share:
         size = "several arrays" if end.shape is None else f"{end.shape.size} elements"
         raise NotProved(f"the result is {size}, {kind} of {chunks} has {share}")

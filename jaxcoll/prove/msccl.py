@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
 from jaxcoll.prove.contents import Buffers, Value, summed
+from jaxcoll.prove.kinds import KINDS, named_in
 from jaxcoll.prove.order import Clock, Order, Race
 
-COLLECTIVES = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter", "alltoall": "all_to_all", "broadcast": "broadcast",
-    "reduce": "reduce", "custom": None,
-}  # fmt: skip
+COLLECTIVES = named_in("xml", "xml_of_microsoft")
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
 # Bytes of a slot in the smallest buffers that a runtime has by default (NCCL_BUFFSIZE and the like
 # change them): a step whose chunks fit one is a single message.
@@ -195,14 +192,17 @@ def _limits(root: _Element, rows: list[list[Block]], gpus: dict, name: str) -> s
     ):  # fmt: skip
         if number > most:
             return f"{number} {what}, at most {most}"
-    if coll == ("reducescatter" if name == "msccl" else "reduce_scatter"):
+    row = KINDS.get(COLLECTIVES[coll] or "")
+    other = row and row.xml_of_microsoft and (row.xml if name == "msccl" else row.xml_of_microsoft)
+    if coll == other:
         return f"it calls no collective {coll}"
     if name != "msccl":
         lacks = [k for k in ("outofplace", "minBytes", "maxBytes") if k not in root.said]
         return f"needs the attribute {lacks[0]}" if lacks else ""
     for gpu in gpus.values():  # checked by microsoft/msccl alone
-        for buffer, of in (("i", "allgather"), ("o", "reduce_scatter")):
-            size = gpu.number(f"{buffer}_chunks", 0, 2**31 - 1) * (ranks if coll == of else 1)
+        for buffer in "io":
+            is_shard = row and (row.takes_shard if buffer == "i" else row.gives_shard)
+            size = gpu.number(f"{buffer}_chunks", 0, 2**31 - 1) * (ranks if is_shard else 1)
             if size not in (0, int(chunks)):
                 return f"line {gpu.line}: {buffer}_chunks does not fit nchunksperloop {chunks}"
     return ""
@@ -238,7 +238,7 @@ def prove(text: str, asked: Asked) -> Proof:
 
     def run(in_place: bool, pieces: int) -> int:
         for everywhere in (False, True):
-            started = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.root), limits)
+            started = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.roots), limits)
             try:
                 return started.to_end(SLOTS[proto], pieces, everywhere=everywhere)
             except Race:

@@ -8,7 +8,8 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
-from jaxcoll.prove.contents import REDUCING, Value, check_value, summed
+from jaxcoll.prove.contents import Value, check_value, summed
+from jaxcoll.prove.kinds import KINDS
 from jaxcoll.prove.schedule_file import File, What, read
 
 # A rank that has sent its partial sum holds nothing of the chunk: were it to keep the sum, what
@@ -28,32 +29,22 @@ class _Shards:
     """Which chunks there are, who has them at first and who wants them, from the definition."""
 
     def __init__(self, what: What):
-        self.adds = what.kind in REDUCING
+        row = KINDS[what.kind]
+        self.adds = row.adds
         self.rows: list[_Shard] = []
         for group in what.groups:
-            self._add(what.kind, group, group[what.root])
+            every = frozenset(group)
+            # Of a sum all ranks' bits, of other chunks the one that stands for their only content.
+            full = sum(1 << rank for rank in every) if self.adds else 1
+            # A set for all shards where all ranks have them.
+            self.rows += [
+                _Shard(every if has is group else frozenset(has), wanted, full)
+                for has, wanted in row.ends(group, [group[place] for place in what.roots])
+            ]
         # Chunks are numbered shard by shard, k of them in each, or k times as many as its share
         # says.
         sizes = what.shares or [1] * len(self.rows)
         self.first = [0, *accumulate(what.k * size for size in sizes)]
-
-    def _add(self, kind: str, group: list[int], root: int) -> None:
-        every, ones, top = frozenset(group), [[rank] for rank in group], [root]
-        # Of a sum all ranks' bits, of other chunks the one that stands for their only content.
-        full = sum(1 << rank for rank in every) if self.adds else 1
-        # Holders and wanters of each shard, as MPI defines the collective, not as ``Collective``
-        # does.
-        pairs: dict[str, Iterable[tuple[Iterable[int], Sequence[int]]]] = {
-            "all_reduce": ((every, group) for _ in group),
-            "reduce_scatter": ((every, one) for one in ones),
-            "all_gather": ((one, group) for one in ones),
-            "gather": ((one, top) for one in ones),
-            "scatter": ((top, one) for one in ones),
-            "reduce": [(every, top)],
-            "broadcast": [(top, group)],
-            "all_to_all": ((a, b) for a in ones for b in ones),
-        }
-        self.rows += [_Shard(frozenset(has), wanted, full) for has, wanted in pairs[kind]]
 
     def of(self, chunk: int) -> _Shard:
         return self.rows[bisect.bisect_right(self.first, chunk) - 1]
@@ -64,7 +55,7 @@ def prove(fields: dict, asked: Asked) -> Proof:
     file = read(fields)
     what = file.what
     asked.agreed(what.kind, what.ranks)
-    if any(file.reduce) and what.kind not in REDUCING:
+    if any(file.reduce) and not KINDS[what.kind].adds:
         raise NotProved(f"a send adds, and {what.kind} does not",
                         chunk=file.chunk[file.reduce.index(1)])  # fmt: skip
     replay = _Replay(_Shards(what))

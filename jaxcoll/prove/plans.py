@@ -16,13 +16,11 @@ from collections.abc import Iterator
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
 from jaxcoll.prove.contents import Buffers, Cell, Value, summed
 from jaxcoll.prove.fields import integer, whole
+from jaxcoll.prove.kinds import KINDS, named_in
 from jaxcoll.prove.plan_file import MOST_CHUNKS, MOST_GPUS, PUTS, End, Gpu, Layout, Op, listed, word
 from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
 
-COLLECTIVES = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all", "custom": None,
-}  # fmt: skip
+COLLECTIVES = named_in("plan")
 _GIVING, _WAITS = ("signal", "rlxsignal", "pws", "pwsf"), ("wait", "rlxwait")
 
 
@@ -41,8 +39,10 @@ def prove(fields: dict, asked: Asked) -> Proof:
         raise NotRead("a plan of MSCCL++ 0.7 or older (inputChunks), which 0.8 cannot read")
     sizes = [{name[0]: whole(gpu, f"{name}_chunks", 0, MOST_CHUNKS)
               for name in ("input", "output", "scratch")} for gpu in said]  # fmt: skip
-    least, most = {"all_gather": ("output", ranks), "reduce_scatter": ("input", ranks)}.get(
-        kind, ("input", 1))  # fmt: skip
+    row = KINDS[kind]
+    # The whole buffer, and how many times as long as the other it is.
+    least = "output" if row.takes_shard else "input"
+    most = ranks if row.takes_shard or row.gives_shard else 1
     chunks = whole(said[0], f"{least}_chunks", 1, MOST_CHUNKS)
     if any(size[least[0]] != chunks for size in sizes) or chunks % most:
         raise NotRead(f"all gpus must have as many {least}_chunks, a multiple of {most}")
@@ -52,7 +52,7 @@ def prove(fields: dict, asked: Asked) -> Proof:
                       f"are {chunks // most} of the other")  # fmt: skip
     doubled = _checked(fields, sizes)
     threads = integer(1, 1024)(fields.get("num_threads_per_block", 1024), "num_threads_per_block")
-    buffers = Buffers(kind, ranks, chunks, inside, asked.root)
+    buffers = Buffers(kind, ranks, chunks, inside, asked.roots)
     layout = Layout(sizes, buffers, protocol == "LL", doubled, threads)
     run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
     for _ in range(3 if doubled else 2):

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 from jaxcoll.prove import fields
 from jaxcoll.prove.answers import NotProved, NotRead, quoted
-from jaxcoll.prove.contents import KINDS, MOST_RANKS
+from jaxcoll.prove.kinds import KINDS, MOST_RANKS
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_SHARED = ("all_gather", "reduce_scatter", "all_reduce")
 _MOST_FREE = 2**22  # (rank, chunk) pairs that a file may claim whatever it holds
 _LEAST, _MOST = 1e-100, 1e100  # seconds, and bytes per second
 _RATIONAL = re.compile(r"([0-9]{1,1000})/([0-9]{1,1000})", re.ASCII)
@@ -28,15 +26,14 @@ class What(NamedTuple):
     kind: str
     ranks: int
     groups: list[list[int]]
-    root: int
+    roots: list[int]
     k: int
     shares: list[int] | None
 
     @property
     def shards(self) -> int:
         """How many there are, of all groups."""
-        each = {"broadcast": lambda n: 1, "reduce": lambda n: 1, "all_to_all": lambda n: n * n}
-        return sum(each.get(self.kind, lambda n: n)(len(group)) for group in self.groups)
+        return sum(KINDS[self.kind].shards(len(group)) for group in self.groups)
 
     @property
     def chunks(self) -> int:
@@ -97,7 +94,8 @@ def _rises(ptr: list[int], to: int) -> bool:
 
 def _check_claims(what: What, sends: int) -> None:
     """Every schedule delivers what its collective asks for, or is cut short or made up."""
-    pairs = sum((1 if what.kind in _ROOTED else len(g)) * (len(g) - 1) for g in what.groups)
+    is_rooted, more = KINDS[what.kind].is_rooted, len(what.roots) - 1
+    pairs = sum((1 if is_rooted else len(g)) * (len(g) - 1) + more for g in what.groups)
     least = what.k * pairs if what.shares is None else what.chunks * (what.ranks - 1)
     if what.ranks * what.chunks > _MOST_FREE and sends < max(least, what.chunks // 2):
         raise NotRead(f"{what.chunks} chunks on {what.ranks} ranks take more than {sends} sends")
@@ -234,12 +232,12 @@ def _edges(value: object, links: list[tuple[int, int]], ranks: int) -> list[Edge
 
 
 def _collective(value: object, name: str) -> What:
-    column = fields.integers(0, _INT32)
+    column, place = fields.integers(0, _INT32), fields.integer(0, _INT32)
     said = fields.said(value, name, {
         "format": fields.exactly("jaxcoll.collective/1"), "kind": fields.text,
         "num_ranks": fields.integer(1, MOST_RANKS), "chunks_per_shard": fields.integer(1, _INT32),
         "groups": fields.optional(fields.list_of(column)), "shares": fields.optional(column),
-        "root": fields.optional(fields.integer(0, _INT32)),
+        "root": fields.optional(lambda v, key: (column if type(v) is list else place)(v, key)),
     }, chunks_per_shard=1, groups=None, root=None, shares=None)  # fmt: skip
     kind, ranks, shares = said["kind"], said["num_ranks"], said["shares"]
     if kind not in KINDS:
@@ -248,13 +246,15 @@ def _collective(value: object, name: str) -> What:
     members = [rank for group in groups for rank in group]
     if not groups or not all(groups) or len(set(members)) < len(members) or max(members) >= ranks:
         raise NotRead('"groups" must be of ranks, none of them empty, and no rank in two places')
-    if said["root"] is not None and (kind not in _ROOTED or said["root"] >= min(map(len, groups))):
+    row = KINDS[kind]
+    roots = row.places(said["root"], min(map(len, groups)))
+    if roots is None:
         raise NotRead(f'"root" must be a place in every group, and not of {kind}')
     if shares is not None and (
-        kind not in _SHARED or len(groups[0]) < ranks or len(shares) != ranks or not any(shares)
+        not row.takes_shares or len(groups[0]) < ranks or len(shares) != ranks or not any(shares)
     ):
         raise NotRead(f'"shares" are one for each of {ranks} ranks in one group, not all 0')
-    what = What(kind, ranks, groups, said["root"] or 0, said["chunks_per_shard"], shares)
+    what = What(kind, ranks, groups, roots, said["chunks_per_shard"], shares)
     if what.chunks > _INT32:
         raise NotRead(f"{what.chunks} chunks are more than can be numbered")
     return what

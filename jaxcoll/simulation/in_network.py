@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.kinds import ALL_GATHER, KINDS, Holder, those
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation.link_models import LinkModel
@@ -28,8 +28,8 @@ from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
 from jaxcoll.trees import TreeFlow
 
-# Of any trees; and of forests, whose trees are rooted at every rank.
-TREE_KINDS = tuple(row.name for row in KINDS.values() if not row.moves)
+# Of any trees over all ranks; and of forests, whose trees are rooted at every rank.
+TREE_KINDS = tuple(row.name for row in KINDS.values() if not row.moves and not row.has_roots)
 FOREST_KINDS = tuple(row.name for row in KINDS.values() if row.is_sharded)
 _MOST_MESSAGES = 2**22  # some gigabytes, and a minute or two
 COPYING = those(lambda kind: kind.after is Holder.ALL)

@@ -57,7 +57,7 @@ def synthesize(
     nbytes: float | None = None,
     chunks: int | None = None,
     groups: Sequence[Sequence[int]] | None = None,
-    root: int | None = None,
+    root: int | Sequence[int] | None = None,
     seed: int = 0,
     execution: ExecutionCosts | str | None = None,
     model: LinkModel | str | None = None,
@@ -79,7 +79,8 @@ def synthesize(
             that has bytes of its own, those.
         chunks: chunks per shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
-        root: the root's index in every group, for collectives that have one.
+        root: the root's index in every group, for collectives that have one; of reduce_to_some
+            those of all roots.
         seed: the same seed gives the same schedule.
         execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
             or "cpu", "gpu" or "tpu" for those shipped. None when omitted.

@@ -28,7 +28,7 @@ from jaxcoll.links import (
     speed,
     speeds,
 )
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology

@@ -99,7 +99,7 @@ class Hand:
         return [Send(most - depth, path, chunk, True) for depth, _, path in reversed(ways)]
 
     def schedule(self, what: Collective, places: list[int]) -> Schedule:
-        """A schedule of any kind; sums of an all_reduce's chunks meet in ``places``, in turn."""
+        """A schedule of any kind; sums that several ranks get meet in ``places``, in turn."""
         sends: list[Send] = []
         for chunk in range(what.num_chunks):
             members = set(what.groups[int(what.group_of_chunk[chunk])])
@@ -113,13 +113,17 @@ class Hand:
                     sends += self.copies(chunk, target, {owner})
                 case "reduce_scatter" | "reduce":
                     sends += self.sums(chunk, owner, members)
-                case "all_reduce":
+                case "all_reduce" | "reduce_to_some":
                     if len(members) < 2:
                         continue
+                    wanted = members
+                    if what.kind == "reduce_to_some":
+                        group = what.groups[int(what.group_of_chunk[chunk])]
+                        wanted = {group[at] for at in what.roots}
                     place = places[chunk % len(places)]
                     first = self.sums(chunk, place, members)
                     after = 1 + max((send.step for send in first), default=-1)
-                    sends += first + self.copies(chunk, place, members, after)
+                    sends += first + self.copies(chunk, place, wanted, after)
         return schedule_of(self.topology, what, sorted(sends, key=lambda send: send.step))
 
 
@@ -143,7 +147,7 @@ def _reversed_links(topology: Topology, back: Topology) -> list[int]:
 def meeting_places(topology: Topology, what: Collective, rng: random.Random) -> list[list[int]]:
     """Where to let sums meet: in every rank, in a few in turn, in those of the group in turn."""
     n = topology.num_ranks
-    if what.kind != "all_reduce":
+    if what.kind not in ("all_reduce", "reduce_to_some"):
         return [[0]]
     members = [rank for group in what.groups for rank in group]
     several = [rng.sample(range(n), min(n, size)) for size in (2, 3)]

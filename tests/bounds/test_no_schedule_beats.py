@@ -33,7 +33,7 @@ from tests.strategies import SEEDS
 SEARCHES = tuple(name for name in SYNTHESIZERS if name not in ("sccl", "step_milp"))
 SIZES = (1, 10**3, 10**5, 10**8)
 # An all_reduce has most terms.
-OFTEN_SUMS = (*NAMES, *("all_reduce",) * 4)
+OFTEN_SUMS = (*NAMES, *("all_reduce",) * 4, "reduce_to_some")
 
 
 def _random_network(rng: random.Random) -> Topology:
@@ -137,6 +137,7 @@ def _check_all(topology: Topology, what: Collective, nbytes: int, seed: int, exa
                     name,
                     chunks=what.chunks_per_shard,
                     groups=what.groups,
+                    root=what.root,
                     nbytes=nbytes,
                 )
             )
@@ -163,7 +164,11 @@ def cases(draw: st.DrawFn) -> tuple[Topology, Collective, int, int]:
         topology = (_family if draw(st.booleans()) else _random_network)(rng)
     kind, chunks = draw(st.sampled_from(OFTEN_SUMS)), draw(st.sampled_from((1, 1, 2, 3)))
     groups = _groups(rng, topology.num_ranks)
-    what = Collective(kind, topology.num_ranks, chunks, groups)  # type: ignore[arg-type]
+    root = None
+    if kind == "reduce_to_some":
+        smallest = min(map(len, groups or [range(topology.num_ranks)]))
+        root = rng.sample(range(smallest), rng.randint(1, smallest))
+    what = Collective(kind, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
     return topology, what, draw(st.sampled_from(SIZES)), seed
 
 
@@ -230,14 +235,22 @@ def _tiny(rng: random.Random) -> tuple[int, list[Wire]]:
     return ranks, [Wire(u, v, rng.choice(slots), rng.choice(latencies)) for u, v in sorted(pairs)]
 
 
-def _chunks(kind: str, ranks: int, members: tuple[int, ...], parts: int) -> list[Chunk]:
-    """The chunks of a collective: one per shard, or so many of a whole buffer."""
+def _chunks(
+    kind: str, ranks: int, members: tuple[int, ...], parts: int, wanting: int
+) -> list[Chunk]:
+    """The chunks of a collective: one per shard, or so many of a whole buffer.
+
+    Args:
+        wanting: how many members, of reduce_to_some, get the sums.
+    """
     root, others = members[0], members[1:]
     match kind:
         case "all_reduce":
             return [summed(ranks, members, members)] * parts
         case "reduce":
             return [summed(ranks, members, (root,))] * parts
+        case "reduce_to_some":
+            return [summed(ranks, members, members[:wanting])] * parts
         case "broadcast":
             return [copied(ranks, root, members)] * parts
         case "all_gather":
@@ -257,7 +270,8 @@ def _check_optimum(seed: int, kind: str, parts: int, most_states: int) -> None:
     rng = random.Random(seed)
     ranks, wires = _tiny(rng)
     members = tuple(rng.sample(range(ranks), rng.randint(2, ranks)))
-    chunks = _chunks(kind, ranks, members, parts)
+    wanting = rng.randint(1, len(members))
+    chunks = _chunks(kind, ranks, members, parts, wanting)
     slots = least_slots(wires, chunks, most_states)
     if slots is None:
         return
@@ -268,12 +282,19 @@ def _check_optimum(seed: int, kind: str, parts: int, most_states: int) -> None:
         [w.latency * 1e-6 for w in wires],  # type: ignore[arg-type]
         [1e9 / w.slots for w in wires],  # type: ignore[arg-type]
     )
-    is_whole = kind in ("all_reduce", "reduce", "broadcast")
+    is_whole = kind in ("all_reduce", "reduce", "broadcast", "reduce_to_some")
     nbytes = 1000 * (parts if is_whole else len(members))
-    what = Collective(kind, ranks, 1, (members,))
+    root = range(wanting) if kind == "reduce_to_some" else None
+    what = Collective(kind, ranks, 1, (members,), root)  # type: ignore[arg-type]
     terms = [*lower_bounds(topology, what, nbytes), bound(topology, what, nbytes, exact=True)]
     for term in terms:
         assert term.time <= slots * 1e-6 * (1 + 1e-9), (wires, members, slots, term)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.integers(1, 2))
+def test_no_term_of_sums_for_some_is_above_the_fastest_of_all_schedules(seed, parts):
+    _check_optimum(seed, "reduce_to_some", parts, most_states=2_000)
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,6 +16,7 @@ from jaxcoll.kinds import KINDS, NAMES, those
 from tests import oracle, strategies
 
 ROOTED = those(lambda kind: kind.has_root)
+WHOLE = ("broadcast", "reduce", "reduce_to_some")
 REDUCING = those(lambda kind: kind.adds)
 DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
@@ -56,10 +57,10 @@ def test_numbering_of_chunks(collective):
     for g, group in enumerate(collective.groups):
         assert collective.chunk_ptr[g] == chunk
         pairs = [(rank, rank) for rank in group]
-        root = group[collective.root or 0]
+        root = group[collective.roots[0] if collective.roots else 0]
         if collective.kind == "all_to_all":
             pairs = [(u, v) for u in group for v in group]
-        elif collective.kind in ("broadcast", "reduce"):
+        elif collective.kind in ("broadcast", "reduce", "reduce_to_some"):
             pairs = [(root, root)]
         for owner, target in pairs:
             for _ in range(k):
@@ -78,6 +79,10 @@ def test_numbering_of_chunks(collective):
 
 @given(COLLECTIVES)
 def test_dual_of_dual_is_itself(collective):
+    if DUALS[collective.kind] is None:
+        with pytest.raises(CollectiveError, match="reduce_to_some has no dual"):
+            collective.dual()
+        return
     dual = collective.dual()
     assert dual.dual() == collective
     assert dual.kind == DUALS[collective.kind]
@@ -122,12 +127,11 @@ def test_chunks_fill_the_buffer(collective, nbytes):
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_busbw_is_as_in_nccl_tests(kind):
-    expected = {"all_reduce": Fraction(14, 8), "broadcast": 1, "reduce": 1}
+    expected = {"all_reduce": Fraction(14, 8), **dict.fromkeys(WHOLE, 1)}
     assert Collective(kind, 8).busbw_factor() == expected.get(kind, Fraction(7, 8))
     assert Collective(kind, 8, groups=((0, 1), (2, 3, 4, 5))).busbw_factor() == {
         "all_reduce": Fraction(6, 4),
-        "broadcast": 1,
-        "reduce": 1,
+        **dict.fromkeys(WHOLE, 1),
     }.get(kind, Fraction(3, 4))
 
 
@@ -139,9 +143,11 @@ def test_facts_of_kinds(kind):
     assert not collective.is_grouped
     assert Collective(kind, 4, groups=((0, 1, 2, 3),)) == collective
     assert Collective(kind, 4, groups=((1, 0, 2, 3),)).is_grouped
-    assert collective.root == (0 if kind in ROOTED else None)
+    root = (0,) if KINDS[kind].has_roots else 0
+    assert collective.root == (root if kind in ROOTED else None)
     for other in NAMES:
-        assert collective.with_kind(other) == Collective(other, 4)
+        if not collective.traits.has_roots or KINDS[other].has_roots:
+            assert collective.with_kind(other) == Collective(other, 4)
     assert hash(collective) == hash(Collective(kind, 4))
 
 
@@ -154,7 +160,31 @@ def test_given_as_lists_or_numpy_integers_it_is_the_same():
     assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks per shard, root 1)"
 
 
+def test_several_roots_are_a_set():
+    some = Collective("reduce_to_some", 5, 2, root=(3, 0))  # type: ignore[arg-type]
+    assert some.root == some.roots == (0, 3)
+    assert repr(some) == "Collective(reduce_to_some, 5 ranks, 2 chunks per shard, root (0, 3))"
+    for same in ([0, 3], {3, 0}, np.asarray([3, 0])):
+        assert Collective("reduce_to_some", 5, 2, root=same) == some  # type: ignore[arg-type]
+    assert Collective("reduce_to_some", 5).roots == Collective("reduce", 5).roots == (0,)
+    assert Collective("all_reduce", 5).roots == ()
+    assert some.ending((7, 8, 9, 5, 6)) == (7, 5)
+    # Four contributions in one chunk, and one copy of the sum.
+    assert some.num_deliveries == 2 * (4 + 1)
+
+
+SOME = {"kind": "reduce_to_some", "root": (0, 1)}
 BAD = [
+    (SOME | {"root": ()}, r"one or more indices in every group, each once, got \(\)"),
+    (SOME | {"root": (0, 0)}, r"one or more indices in every group, each once, got \(0, 0\)"),
+    (SOME | {"root": (0, 4)}, r"root must be an index in every group, 0\.\.3, got 4"),
+    (SOME | {"root": (-1, 0)}, r"root must be an index in every group, 0\.\.3, got -1"),
+    (SOME | {"groups": ((0, 1, 2), (3,))}, r"root must be an index in every group, 0\.\.0, got 1"),
+    (SOME | {"root": (0, 1.5)}, r"root\[1\] must be an integer, got 1.5"),
+    (SOME | {"root": "01"}, "root must be a sequence, got '01'"),
+    (SOME | {"root": 1.5}, "root must be an integer, got 1.5"),
+    (SOME | {"kind": "reduce"}, r"root must be an integer, got \(0, 1\)"),
+    (SOME | {"kind": "all_reduce"}, r"all_reduce has no root, got root=\(0, 1\)"),
     ({"kind": "all_gathr"}, "unknown collective 'all_gathr'; known: all_gather, "),
     ({"kind": None}, "unknown collective None"),
     ({"kind": ["all_gather"]}, "unknown collective"),

@@ -16,7 +16,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import KINDS, NAMES, Holder, kind_of, names_in, those
 
-# Who has chunk c of n ranks (of n * n in an all_to_all) before and after; the root is rank 1.
+# Who has chunk c of n ranks (of n * n in an all_to_all) before and after. The root is rank 1; of
+# several roots the last rank is another.
 DEFINED = {
     "all_gather": (lambda n, r, c: r == c, lambda n, r, c: True),
     "reduce_scatter": (lambda n, r, c: True, lambda n, r, c: r == c),
@@ -26,13 +27,15 @@ DEFINED = {
     "all_to_all": (lambda n, r, c: r == c // n, lambda n, r, c: r == c % n),
     "gather": (lambda n, r, c: r == c, lambda n, r, c: r == 1),
     "scatter": (lambda n, r, c: r == 1, lambda n, r, c: r == c),
+    "reduce_to_some": (lambda n, r, c: True, lambda n, r, c: r in (1, n - 1)),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_who_has_what_before_and_after(name, ranks):
-    what = Collective(name, ranks, root=1 if KINDS[name].has_root else None)
+    root = (1 if KINDS[name].has_root else None) if not KINDS[name].has_roots else {1, ranks - 1}
+    what = Collective(name, ranks, root=root)  # type: ignore[arg-type]
     for found, defined in zip(
         (what.precondition(), what.postcondition()), DEFINED[name], strict=True
     ):
@@ -45,6 +48,9 @@ def test_who_has_what_before_and_after(name, ranks):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=str)
 def test_a_kind_and_its_dual(kind):
     """Backwards, who had a chunk after has it before; copies become sums."""
+    if kind.dual is None:
+        assert kind.has_roots
+        return
     assert kind.dual.dual is kind
     assert (kind.before, kind.after) == (kind.dual.after, kind.dual.before) or kind.is_pairwise
     assert kind.shards is kind.dual.shards
@@ -63,6 +69,25 @@ def test_phases_begin_and_end_as_the_whole(kind):
     assert (first.before, last.after) == (kind.before, kind.after)
     assert first.after is last.before or not kind.has_phases
     assert any(phase.adds for phase in kind.phases) == kind.adds
+
+
+def test_a_kind_for_some_is_between_those_for_one_and_for_all():
+    """One root gets what it gets of the former, and all ranks as roots what the latter gives."""
+    for kind in KINDS.values():
+        if not kind.has_roots:
+            assert (kind.for_one, kind.for_all) == (kind, kind)
+            continue
+        for root in range(3):
+            some, one = (
+                Collective(kind.name, 3, 2, root=root),
+                Collective(kind.for_one.name, 3, 2, root=root),
+            )
+            np.testing.assert_array_equal(some.precondition(), one.precondition())
+            np.testing.assert_array_equal(some.postcondition(), one.postcondition())
+            assert some.for_each_root() == (one,)
+        assert Collective(kind.name, 3, root=(0, 1, 2)).postcondition().all()
+        assert kind.for_all.sums_for_all
+        assert (kind.for_all.before, kind.for_all.adds) == (kind.before, kind.adds)
 
 
 def test_every_kind_copies_moves_or_adds():

@@ -13,7 +13,7 @@ import jaxcoll as jc
 from jaxcoll import execute, simulation
 from jaxcoll.errors import TopologyError
 from jaxcoll.execute.choice.cheapest import Candidate
-from jaxcoll.links import in_network
+from jaxcoll.links import capable_switches
 from jaxcoll.synth.forestcoll.stages import forest
 
 MOST = 120
@@ -53,7 +53,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         simulation.simulate_messages(line, [message] * 30),
         simulation.Framing(1024, 16),
         simulation.TACOS,
-        in_network.InNetwork((16,), (16, 17)),
+        capable_switches.InNetwork((16,), (16, 17)),
         simulation.NetworkTree(0, tuple((0, v) for v in range(1, 40))),
         execute.Explanation(
             schedule.collective, 10, topology, costs, (candidate,), candidate, False
@@ -69,7 +69,7 @@ def values(tmp_path_factory) -> dict[str, object]:
 
 
 def test_each_public_class_is_among_them(values):
-    faces = [jc, jc.bounds, jc.calibration, jc.comparison, jc.execute, jc.grid, in_network]
+    faces = [jc, jc.bounds, jc.calibration, jc.comparison, jc.execute, jc.grid, capable_switches]
     faces += [jc.mesh, jc.paths, jc.schedule, jc.simulation, jc.trees]
     public = (getattr(face, name) for face in faces for name in face.__all__)
     classes = {c.__name__ for c in public if inspect.isclass(c) and not issubclass(c, Exception)}

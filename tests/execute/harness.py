@@ -103,7 +103,7 @@ def expected(collective: Collective, x: np.ndarray) -> np.ndarray:
 
 def _expected(collective: Collective, part: np.ndarray, place: int) -> np.ndarray:
     """The result at a place of a group whose inputs are ``part``."""
-    kind, size, at_root = collective.kind, len(part), place == collective.root
+    kind, size, at_root = collective.kind, len(part), place in collective.roots
     if kind in ("all_gather", "gather"):
         return np.concatenate(part if kind == "all_gather" or at_root else np.zeros_like(part))
     if kind == "all_to_all":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import jaxcoll as jc
 from jaxcoll.errors import FormatError
 from jaxcoll.io import msccl, mscclpp
-from jaxcoll.io.mscclpp.lowering import NAMES
+from jaxcoll.io.sends import MSCCL_WORDS
 from jaxcoll.prove import prove_text
 from tests.claims.printed import assert_claimed
 from tests.cli.calls import called
@@ -55,7 +55,7 @@ def written(dumps, schedule: jc.Schedule, options: dict[str, str]) -> tuple[str 
 def written_and_proved(schedule: jc.Schedule) -> set[str]:
     """The runtimes that take a schedule; each file is proved, and read back takes equally long."""
     what, taken = schedule.collective, set()
-    has_word = what.kind in NAMES and not what.is_grouped and not what.shares
+    has_word = what.kind in MSCCL_WORDS and not what.is_grouped and not what.shares
     for runtime, (dumps, options, loads) in WAYS.items():
         text, why = written(dumps, schedule, options)
         if text is None:

@@ -179,7 +179,7 @@ CASES = [
     ),
     Case(JointTrees(rounds=0), "hosts", HOSTS, (*TREES, *SUMS), grouped=False),
     *(
-        Case(middle, *family, SUMS)
+        Case(middle, *family, (*SUMS, "reduce_to_some"))
         for middle in (MiddleTrees(1e3), MiddleTrees(1e6, pieces=5), MiddleTrees(nth=2))
         for family in (("mixed links", MIXED), ("switches", SWITCHED), ("one or two ranks", SMALL))
     ),
@@ -201,7 +201,7 @@ CASES = [
     Case(Swing(), "tori", TORI, grouped=False),
     Case(Hdrm(), "BiGraphs", BIGRAPHS, grouped=False),
     Case(DoubleBinaryTree(), "random", RANDOM, SUMS),
-    Case(DoubleBinaryTree(pieces=2), "switches", SWITCHED, SUMS),
+    Case(DoubleBinaryTree(pieces=2), "switches", SWITCHED, (*SUMS, "reduce_to_some")),
     Case(DoubleBinaryTree(), "one or two ranks", SMALL, SUMS),
     Case(CCube(), "DGX-1", DGX1, SUMS, grouped=False),
     Case(Tto(), "two dimensions", SQUARES, SUMS, grouped=False),

@@ -14,7 +14,7 @@ from jaxcoll.bounds.throughput import balanced
 from jaxcoll.copies import Copies
 from jaxcoll.errors import TopologyError
 from jaxcoll.io import graph_files, json, nccl_topology, nvidia_smi
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.topologies.switch_tiers import behind_routers
 from jaxcoll.topology import rebuilt
 from tests import strategies

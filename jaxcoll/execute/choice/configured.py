@@ -223,7 +223,7 @@ def binomial(collective: Collective) -> Schedule:
     """
     if not collective.traits.starts_at_root:
         return binomial(collective.dual()).reverse()
-    k, root = collective.chunks_per_shard, collective.root or 0
+    k, root = collective.chunks_per_shard, collective.roots[0]
     is_scatter = collective.traits.moves
     sends = []
     for ranks, first in zip(collective.groups, collective.chunk_ptr[:-1], strict=True):

@@ -157,7 +157,7 @@ def read_result(
         return read(buffer, lookup(program.group_index * k, rank), k, width)
     result = read(buffer, 0, program.blocks[1] * program.block_rows, width)
     if collective.traits.ends_at_root:
-        is_root = lookup(program.group_index == collective.root, rank)
+        is_root = lookup(np.isin(program.group_index, collective.roots), rank)
         return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
     return result
 

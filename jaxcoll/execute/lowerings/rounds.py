@@ -125,7 +125,7 @@ class PermuteProgram:
             return np.where(own, rows, self.group_size * k + rows)
         rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
         if kind.starts_at_root:
-            rows[self.group_index != self.collective.root] = -1
+            rows[~np.isin(self.group_index, self.collective.roots)] = -1
         return rows
 
     def output_rows(self) -> np.ndarray:
@@ -135,7 +135,7 @@ class PermuteProgram:
             return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
         if kind.ends_at_root:
-            rows[self.group_index != self.collective.root] = -1
+            rows[~np.isin(self.group_index, self.collective.roots)] = -1
         return rows
 
 

@@ -31,13 +31,11 @@ from jaxcoll.io.msccl.program import (
     written_for,
 )
 from jaxcoll.io.msccl.replay import lift
-from jaxcoll.io.sends import Run, continues, runs
-from jaxcoll.kinds import names_in
+from jaxcoll.io.sends import Run, check_word, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-_KINDS = names_in("msccl")
 Connection = tuple[int, int, int]  # sender, receiver, channel
 Place = tuple[int, int]  # block, instruction
 _MOST_TRIALS = 8
@@ -75,11 +73,7 @@ def lower(
     if not name.isidentifier():
         raise FormatError(f"name must be letters, digits and _, got {checks.shown(name)}")
     collective = schedule.collective
-    if collective.kind not in _KINDS or collective.is_grouped or collective.shares is not None:
-        raise FormatError(
-            f"MSCCL programs are written of {', '.join(_KINDS)} of all ranks with equal shards, "
-            f"not of {collective}"
-        )
+    check_word(collective, "MSCCL programs")
     if collective.num_chunks > form.MOST_CHUNKS:
         raise FormatError(
             f"{collective} has {collective.num_chunks} chunks, a program at most "

@@ -22,7 +22,8 @@ from collections.abc import Mapping
 
 from jaxcoll.errors import FormatError
 from jaxcoll.io import xml
-from jaxcoll.kinds import KINDS, names_in
+from jaxcoll.io.sends import MSCCL_WORDS
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 
 MOST_ELEMENTS, MOST_CHARACTERS = 4095, 255
@@ -73,7 +74,7 @@ def written_for(dialect: object) -> Runtime:
 
 
 # MSCCL's names of collectives, and of jaxcoll's kinds.
-COLLECTIVES = {name: kind for kind, name in names_in("msccl").items()}
+COLLECTIVES = {name: kind for kind, name in MSCCL_WORDS.items()}
 # microsoft/msccl writes two words, where others write one.
 COLLECTIVES |= {kind: kind for kind in COLLECTIVES.values() if KINDS[kind].ends_with_shard}
 # Messages that a connection holds before its sender waits, by the buffers of NCCL's protocols: a

@@ -19,8 +19,8 @@ from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
-from jaxcoll.io.mscclpp.lowering import NAMES, Plan, lower
-from jaxcoll.io.sends import edges_of, leads
+from jaxcoll.io.mscclpp.lowering import Plan, lower
+from jaxcoll.io.sends import MSCCL_WORDS, edges_of, leads
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
@@ -30,7 +30,7 @@ from jaxcoll.verifier import verify
 
 __all__ = ["dumps", "load", "loads", "lower", "registry", "save"]
 
-_KINDS = {name: kind for kind, name in NAMES.items()}
+_KINDS = {name: kind for kind, name in MSCCL_WORDS.items()}
 _MOST_STEPS = 2**24
 _Way = tuple[int, int, tuple[int, ...]]  # two ranks and the links between them
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
-from jaxcoll.io.sends import Run, continues, runs
-from jaxcoll.kinds import names_in
+from jaxcoll.io.sends import MSCCL_WORDS, Run, check_word, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -26,7 +25,6 @@ from jaxcoll.schedule import Schedule
 MOST_OPERATIONS, MOST_IDS, MOST_CHANNELS = 64, 8, 16
 MOST_BLOCKS = 108  # streaming multiprocessors of an A100: all blocks must run at the same time
 MOST_BYTES = 2**32 - 16  # its offsets are of 32 bits
-NAMES = names_in("msccl")
 
 Plan = dict[str, Any]  # the JSON object
 
@@ -48,11 +46,7 @@ def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | No
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.text(name, "name", FormatError)
     what = schedule.collective
-    if what.kind not in NAMES or what.is_grouped or what.shares is not None:
-        raise FormatError(
-            f"MSCCL++ plans are written of {', '.join(NAMES)} of all ranks with equal shards, not "
-            f"of {what}"
-        )
+    check_word(what, "MSCCL++ plans")
     ranks = what.num_ranks
     per_host = _per_host(schedule) if ranks_per_host is None else ranks_per_host
     per_host = checks.integer(per_host, "ranks_per_host", FormatError, least=1)
@@ -204,7 +198,7 @@ def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
     ]
     return {
         "name": name,
-        "collective": NAMES[what.kind],
+        "collective": MSCCL_WORDS[what.kind],
         "protocol": "Simple",
         "inplace": True,
         "reuse_resources": False,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links.in_network import InNetwork
+from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.kinds import those
+from jaxcoll.kinds import Kind, those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges, hop_distances
@@ -30,7 +30,7 @@ from jaxcoll.progress import Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import ASTRA, LinkModel, link_model
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.derive import derive
+from jaxcoll.synth.building.derive import chunks_for_all, derive, for_some
 from jaxcoll.topology import Topology, connected
 
 # PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
@@ -90,7 +90,7 @@ class Problem:
         collective: str | Collective,
         chunks: int | None = None,
         groups: Sequence[Sequence[int]] | None = None,
-        root: int | None = None,
+        root: int | Sequence[int] | None = None,
         **stated,
     ) -> Problem:
         """The problem of a collective, or of a kind with its own chunks, groups and root.
@@ -172,10 +172,10 @@ class Synthesizer(abc.ABC):
     Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
-    reduce_scatter and an all_gather (``derive``). An algorithm that sums in a way of its own, as up
-    and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve collectives of
-    unequal shards. ``seed`` seeds random choices; where an algorithm makes none, it changes
-    nothing.
+    reduce_scatter and an all_gather, and reduce_to_some an all_reduce without some copies
+    (``derive``). An algorithm that sums in a way of its own, as up and down a tree, writes
+    all_reduce itself. Those with ``takes_shares`` also solve collectives of unequal shards.
+    ``seed`` seeds random choices; where an algorithm makes none, it changes nothing.
 
     Attributes:
         name: in ``SYNTHESIZERS``, and in provenance.
@@ -257,6 +257,10 @@ class Synthesizer(abc.ABC):
     @final
     def worth_trying(self, problem: Problem) -> tuple[Counts, ...]:
         """The ``chunk_counts`` up to 4,096; only 1 where it is not defined for the problem."""
+        if self._leaves_out(problem.collective.traits):
+            series = self.worth_trying(_for_all(problem))
+            ranks = max(map(len, problem.collective.groups))
+            return tuple(tuple(ranks * count for count in counts) for counts in series)
         try:
             series = self.chunk_counts(problem)
         except (CollectiveError, TopologyError):
@@ -312,13 +316,13 @@ class Synthesizer(abc.ABC):
             return self.solve(problem.topology, problem.collective, problem.seed)
         if any(self.solves(phase) for phase in kind.phase_names):
             return self.two_phases(problem)
-        if not self.solves(kind.dual_name):
-            derived = those(lambda other: other.dual.copies and self.solves(other.dual_name))
-            derived |= those(lambda other: self.solves(other.phases[-1].name))
-            offered = ", ".join(sorted(self.kinds | derived))
-            raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
-        dual = self.solve(problem.topology.transpose(), problem.collective.dual(), problem.seed)
-        return derive(dual, kind.name, self._order_for(problem))
+        if kind.dual is not None and self.solves(kind.dual.name):
+            dual = self.solve(problem.topology.transpose(), problem.collective.dual(), problem.seed)
+            return derive(dual, kind.name, self._order_for(problem))
+        if self._leaves_out(kind):
+            return for_some(self.answer(_for_all(problem), None), problem.collective)
+        offered = ", ".join(sorted(those(self.makes)))
+        raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
 
     @final
     def two_phases(self, problem: Problem) -> Schedule:
@@ -331,6 +335,20 @@ class Synthesizer(abc.ABC):
         if not topology.has_links_of(topology.transpose()):
             scatter = self.answer(problem.of(collective.with_kind(sums)), None)
         return derive(gather, collective.kind, self._order_for(problem), scatter)
+
+    @final
+    def makes(self, kind: Kind) -> bool:
+        """Whether it has schedules of a kind, solved or derived."""
+        return (
+            self.solves(kind.name)
+            or self.solves(kind.phases[-1].name)
+            or (kind.dual is not None and self.solves(kind.dual.name))
+            or self._leaves_out(kind)
+        )
+
+    def _leaves_out(self, kind: Kind) -> bool:
+        """Whether its schedules of a kind for some ranks are those for all without some copies."""
+        return kind.for_all is not kind and not self.solves(kind.name) and self.makes(kind.for_all)
 
     def solves(self, kind: str) -> bool:
         """Whether ``solve`` makes schedules of a kind; schedules of other kinds are derived."""
@@ -358,6 +376,15 @@ class Synthesizer(abc.ABC):
         # The bytes asked for, else those of the algorithm's own field, else the usual bucket.
         own: Number | None = getattr(self, "nbytes", None)
         return problem.nbytes or own or BUCKET_BYTES
+
+
+def _for_all(problem: Problem) -> Problem:
+    """The problem of all ranks of which that of some is a part; see ``for_some``."""
+    what = problem.collective
+    wider = dataclasses.replace(
+        what, kind=what.traits.for_all.name, root=None, chunks_per_shard=chunks_for_all(what)
+    )
+    return problem.of(wider)
 
 
 def _named(value: object) -> object:

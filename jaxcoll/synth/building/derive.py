@@ -5,6 +5,9 @@ and a scatter a gather (TACOS, Sec. IV-E). A reduce_scatter and then an all_gath
 all_reduce. On three ranks in a line, where the broadcast of rank 0 sends 0->1 and then 1->2, the
 reduce sends 2->1 and then 1->0.
 
+Where only some ranks need the sums, an all_reduce without the copies that serve nobody else will
+do (``for_some``).
+
 Played backwards, the run of an all_gather is a run of the reduce_scatter that takes as long: every
 message leaves at the end of the run less its arrival. On a direct network the reversed order of the
 steps is that order. Behind switches it is not: steps order the links that messages leave a rank by,
@@ -15,9 +18,11 @@ there the reversed schedule is put in the order of the simulated run (``reverse_
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
+from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics.compiled import kernel
@@ -48,7 +53,7 @@ def derive(
     if given == kind:
         return schedule
     wanted = kind_of(kind)
-    takes = {kind, wanted.dual_name, *wanted.phase_names}
+    takes = {name for name in (kind, wanted.dual_name, *wanted.phase_names) if name is not None}
     if given not in takes:
         raise ScheduleError(
             f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
@@ -66,6 +71,57 @@ def derive(
     claims = schedule.provenance.certificate
     certificate = {given: claims} if claims else {}
     return found.with_provenance(dataclasses.replace(schedule.provenance, certificate=certificate))
+
+
+def for_some(schedule: Schedule, collective: Collective) -> Schedule:
+    """The schedule of a kind for some ranks, by one for all that deals the same data to shards.
+
+    Sums meet where they met, and copies go where a root needs them or passes them on.
+
+    Args:
+        schedule: of the kind for all (``Kind.for_all``), in ``chunks_for_all`` chunks per shard.
+        collective: for some.
+    """
+    renamed = dealt(collective, schedule.collective.chunks_per_shard)
+    chunk = renamed[schedule.chunk]
+    src, dst, goes = schedule.src, schedule.dst, chunk >= 0
+    # From the last step to the first: a copy is of use to a rank that wants it or has sent it on.
+    used = collective.postcondition()
+    for first, last in itertools.pairwise(schedule.step_ptr[::-1].tolist()):
+        now = np.arange(last, first)
+        goes[now] &= schedule.reduce[now] | used[dst[now], chunk[now]]
+        now = now[goes[now]]
+        used[src[now], chunk[now]] = True
+    claims = schedule.provenance.certificate
+    return Schedule.from_sends(
+        schedule.topology, collective, schedule.step[goes], schedule.edge[goes], chunk[goes],
+        schedule.reduce[goes], edges=schedule.edges,
+        provenance=dataclasses.replace(
+            schedule.provenance,
+            certificate={schedule.collective.kind: claims} if claims else {},
+        ),
+    )  # fmt: skip
+
+
+def chunks_for_all(collective: Collective) -> int:
+    """Chunks per shard of a kind for all, so that there is one for each chunk of its own."""
+    sizes = [len(group) for group in collective.groups if len(group) > 1]
+    return -(-collective.chunks_per_shard // min(sizes, default=1))
+
+
+def dealt(collective: Collective, each: int) -> np.ndarray:
+    """The chunk of a buffer in one shard that each chunk is where every rank has a shard.
+
+    Args:
+        collective: of one shard, whose chunks are dealt to the ranks of each group in turn.
+        each: chunks of a rank's shard; those beyond the chunks of a group are -1.
+    """
+    # In turn, so that shares differ by one chunk at most.
+    renamed = []
+    for first, group in zip(collective.chunk_ptr, collective.groups, strict=False):
+        place = np.arange(each) * len(group) + np.arange(len(group))[:, None]
+        renamed.append(np.where(place < collective.chunks_per_shard, first + place, -1).ravel())
+    return np.concatenate(renamed)
 
 
 def reverse_in_time(schedule: Schedule, nbytes: Number) -> Schedule:

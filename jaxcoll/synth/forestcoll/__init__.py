@@ -132,7 +132,7 @@ class ForestColl(Synthesizer):
         topology, collective = problem.topology, problem.collective
         kind = collective.traits
         way = topology.transpose() if kind.has_root and kind.adds else topology
-        root = collective.groups[0][collective.root or 0] if kind.has_root else None
+        root = collective.root_of(collective.groups[0]) if kind.has_root else None
         numbers = numbers_of_trees(way, root)
         multiples = (tuple(k * pieces for pieces in DOUBLINGS) for k in numbers)
         return ((1, 2, 3, 4, 6, 8, 12), *multiples)
@@ -221,7 +221,7 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
         return tuple(shares[r] for r in range(n))
     if not collective.traits.has_root:
         return None
-    root = group[collective.root or 0]
+    root = collective.root_of(group)
     return tuple(int(r == root) for r in range(n))
 
 

@@ -248,7 +248,7 @@ class NcclRing(Synthesizer):
         for g, group in enumerate(collective.groups):
             if len(group) == 1:
                 continue
-            root = group[collective.root or 0]
+            root = collective.root_of(group)
             channels = _channels(topology, np.asarray(group))
             chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
             # Links of a pair that earlier channels have taken, as in ``gather_around``.

@@ -34,6 +34,7 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.derive import dealt
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.forestcoll import ForestColl
@@ -339,11 +340,11 @@ class VanDeGeijn(Synthesizer):
                 algorithm = dataclasses.replace(algorithm, nbytes=self.nbytes)
             parts.append(algorithm.synthesize(topology, part, seed, self.nbytes))
         scatter, gather = parts
-        renamed = _dealt(collective, each)
+        renamed = dealt(collective, each)
         there = np.zeros((ranks, collective.num_chunks + 1), bool)  # the last for chunks left out
         there[:, -1] = True
         for g, group in enumerate(groups):
-            root = group[collective.root or 0]
+            root = collective.root_of(group)
             there[root, collective.chunk_ptr[g] : collective.chunk_ptr[g + 1]] = True
         goes = renamed[scatter.chunk] >= 0
         there[scatter.dst[goes], renamed[scatter.chunk[goes]]] = True
@@ -367,17 +368,3 @@ class VanDeGeijn(Synthesizer):
                 }
             ),
         )
-
-
-def _dealt(collective: Collective, each: int) -> np.ndarray:
-    """The chunk of the broadcast that each chunk of the parts is, dealt to the ranks in turn.
-
-    Args:
-        each: chunks per shard of the parts; those beyond the chunks of a group are -1.
-    """
-    # In turn, so that shares differ by one chunk at most.
-    renamed = []
-    for first, group in zip(collective.chunk_ptr, collective.groups, strict=False):
-        place = np.arange(each) * len(group) + np.arange(len(group))[:, None]
-        renamed.append(np.where(place < collective.chunks_per_shard, first + place, -1).ravel())
-    return np.concatenate(renamed)

@@ -136,7 +136,7 @@ class Blink(Synthesizer):
     def _on(self, topology: Topology, collective: Collective, hops: int) -> Schedule:
         """A schedule where every link stands for up to so many of the real network."""
         if collective.traits.copies:
-            root = collective.groups[0][collective.root or 0]
+            root = collective.root_of(collective.groups[0])
             return self._broadcast(topology, root, collective, hops)
         # An all_reduce through one root: the trees reversed bring the sums to it, the trees
         # themselves bring the result back.

@@ -1,5 +1,7 @@
 """Middle trees: sums go up a tree to the rank in the middle, and results down a tree from it.
 
+Up from all ranks of a group; down to all that need the results, the group or some of it.
+
 Little data takes as long as its latency. Where every rank sums a shard of its own, as between a
 reduce_scatter and an all_gather, data cross the whole network twice: from one end to the other, and
 back. Summed in the middle they cross half of it, twice. On five ranks in a row, 0 - 1 - 2 - 3 - 4,
@@ -61,6 +63,8 @@ _WORTH_TRYING = 0.99
 class MiddleTrees(Synthesizer):
     """All-reduce up a tree of shortest paths to the middle of a group, and down one from it.
 
+    Where only some ranks need the sums (reduce_to_some), the tree down is one to these.
+
     Reduce and broadcast, the all_reduce of short vectors (Chan, Heimlich, Purkayastha and van de
     Geijn, "Collective communication: theory, practice, and experience", 2007), through the center
     of the network (Hakimi, "Optimum locations of switching centers and the absolute centers and
@@ -82,7 +86,7 @@ class MiddleTrees(Synthesizer):
     nth: int = 0
 
     name: ClassVar[str] = "middle_trees"
-    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.sums_for_all)
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies_sums)
     has_nbytes: ClassVar[bool] = True
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = FIRST
@@ -102,11 +106,12 @@ class MiddleTrees(Synthesizer):
         return dataclasses.replace(self, nth=0) if topology.is_direct else self
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or as many as there are pieces for: a group has a chunk per rank at least."""
+        """One chunk, or as many as there are pieces for: a group has a chunk per shard at least."""
         if self.pieces == 1:
             return ONE_CHUNK
-        ranks = max(map(len, problem.collective.groups))
-        return (tuple(count for count in DOUBLINGS if count == 1 or count * ranks <= self.pieces),)
+        what = problem.collective
+        shards = what.traits.shards.count(max(map(len, what.groups)))
+        return (tuple(count for count in DOUBLINGS if count == 1 or count * shards <= self.pieces),)
 
     def may_win(self, problem: Problem) -> bool:
         """Whether the middle is nearer to the ends than they are to each other."""
@@ -115,8 +120,8 @@ class MiddleTrees(Synthesizer):
         through, across = 0.0, 0.0
         up, down = _ways(problem.topology, as_fraction(self.nbytes))
         for group in problem.collective.groups:
-            members = list(group)
-            there, back = up.farthest(members), down.farthest(members)
+            members, wanting = list(group), list(problem.collective.ending(group))
+            there, back = up.farthest(members), down.farthest(wanting)
             through = max(through, (there + back).min())
             across = max(across, there[members].max() + back[members].max())
         return through < _WORTH_TRYING * across
@@ -129,9 +134,9 @@ class MiddleTrees(Synthesizer):
         for g, group in enumerate(collective.groups):
             if len(group) == 1:
                 continue
-            members = np.asarray(group)
+            members, wanting = np.asarray(group), np.asarray(collective.ending(group))
             there = up.farthest(members)
-            middles.append(self._middles(there + down.farthest(members), members)[: pieces[g]])
+            middles.append(self._middles(there + down.farthest(wanting), members)[: pieces[g]])
             first, last = (int(c) for c in collective.chunk_ptr[g : g + 2])
             cuts = first + np.arange(pieces[g] + 1) * (last - first) // pieces[g]
             for piece, chunks in enumerate(itertools.pairwise(cuts.tolist())):
@@ -139,7 +144,7 @@ class MiddleTrees(Synthesizer):
                 # A piece begins when the one before is done with the slowest link. Sums leave as
                 # late as they can: the middle has all of them when the last one comes.
                 met = piece * up.slowest + there[middle]
-                sums, copies = (way.tree(middle, members, load) for way in (up, down))
+                sums, copies = up.tree(middle, members, load), down.tree(middle, wanting, load)
                 messages.append(_Messages(sums, met - sums.end, chunks, True))
                 messages.append(_Messages(copies, met + copies.begin, chunks, False))
         schedule = _scheduled(topology, collective, messages)
@@ -255,7 +260,7 @@ class _Way:
         self, ends: np.ndarray, into: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the ways to some ranks stop before, and the links from there, as (ptr, links)."""
-        row, at, rows, links = np.arange(len(ends)), ends, [], []
+        row, at, rows, links = np.arange(len(ends)), ends, [ends[:0]], [ends[:0]]
         begins = np.empty(len(ends), np.int64)
         while row.size:  # a link of every path that goes on
             rows.append(row)

@@ -39,7 +39,9 @@ ROOTED = [
     ("ring", "hops", 2, 6, None),
     ("ring", "hops", 1, 9, GROUPS),
 ]
-GATHERED = ("all_gather", "reduce_scatter", "all_reduce")
+# Those that all synthesizers derive have the same cases.
+GATHERED = ("all_gather", "reduce_scatter", "all_reduce", "reduce_to_some")
+ROOTS = {"reduce_to_some": (0, 1), **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), 1)}
 CASES = [(kind, *case) for kind in NAMES for case in (GATHERS if kind in GATHERED else ROOTED)]
 # Off TPU "pallas" is "auto", which is one of the two others: once for each collective.
 WITH_ALL_NAMES = [(kind, *(GATHERS if kind in GATHERED else ROOTED)[0]) for kind in NAMES]
@@ -61,8 +63,7 @@ def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:5])))
 def test_against_numpy(case):
     kind, network, synthesizer, chunks, n, groups = case
-    root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
-    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
+    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, ROOTS.get(kind))
     lowerings = [*LOWERINGS] if case in WITH_ALL_NAMES else ["ssa", "scan"]
     x, function = run(kind, schedule, n, *lowerings)
     want = expected(schedule.collective, x)
@@ -155,8 +156,7 @@ KERNELS = [
 @pytest.mark.parametrize("case", KERNELS, ids=lambda case: "-".join(map(str, case[:5])))
 def test_pallas_in_the_interpreter_without_races(case):
     kind, network, synthesizer, chunks, n, groups = case
-    root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
-    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
+    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, ROOTS.get(kind))
     program, axes, width = permute_program(schedule), Axes(("x",), (n,), ("x",)), 150
     x = integers((n, program.input_rows().shape[1] * width), jnp.float32)
     interpreter = pltpu.InterpretParams(detect_races=True)

@@ -63,8 +63,10 @@ def test_sends_are_what_ranks_lack(kind, groups):
     collective = Collective(kind, 5, 3, groups)
     ways = {"all_reduce": ("all_gather",) * 2, "reduce_scatter": ("all_gather",)}
     lacking = 0
-    for name in {**ways, "reduce": ("broadcast",)}.get(kind, (kind,)):
-        one = dataclasses.replace(collective, kind=name, root=collective.root)
+    ways |= dict.fromkeys(("reduce", "reduce_to_some"), ("broadcast",))
+    root = collective.roots[0] if collective.roots else None
+    for name in ways.get(kind, (kind,)):
+        one = dataclasses.replace(collective, kind=name, root=root)
         lacking += int((one.postcondition() & ~one.precondition()).sum())
     problem = Problem(ring(5), collective)
     assert problem.sends == lacking
@@ -148,6 +150,6 @@ def test_a_reversed_schedule_is_put_in_order_for_the_bytes_that_are_said(
 
 
 def test_a_kind_that_does_not_follow_is_refused_with_those_that_do():
-    offered = "it offers all_gather, all_reduce, reduce_scatter$"
+    offered = "it offers all_gather, all_reduce, reduce_scatter, reduce_to_some$"
     with pytest.raises(CollectiveError, match=f"stated is not defined for gather; {offered}"):
         Stated().made(stated("gather"))
