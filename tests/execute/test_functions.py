@@ -59,6 +59,7 @@ def test_psum(case):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case4")
 def test_all_gather(case):
     options = [{"axis": 0}, {"axis": 1, "tiled": True}, {"axis": -1}]
     s = schedule(case)
@@ -71,6 +72,7 @@ def test_all_gather(case):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case2")
 def test_psum_scatter(case):
     options = [{}, {"scatter_dimension": 1}, {"scatter_dimension": 1, "tiled": True}]
     s = schedule(case)

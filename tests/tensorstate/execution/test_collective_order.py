@@ -167,6 +167,7 @@ def test_values_stay_what_they_are(program, arrays):
 
 
 @pytest.mark.parametrize("names", ["fsdp", "fsdp + megatron"])
+@pytest.mark.in_every_run("fsdp + megatron")
 def test_no_collective_of_a_plan_overtakes_a_loop(names):
     """With "fsdp + megatron" steps of four layers of width 256 aborted, or never ended."""
     model = load_model("gpt_scan")

@@ -126,6 +126,7 @@ def test_nodes_of_a_class_are_identical(name):
 @pytest.mark.parametrize(
     "name", ["gpt", "gpt_scan", "llama", "moe", pytest.param("vit", marks=pytest.mark.slow)]
 )
+@pytest.mark.in_every_run("gpt_scan", "llama")
 def test_layers_are_of_the_same_classes(name):
     """Every further layer adds the same number of nodes, and no classes."""
     graphs = [
