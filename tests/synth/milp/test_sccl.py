@@ -72,6 +72,7 @@ def test_known_optima(topology, chunks, steps, rounds):
     assert search(topology, collective, most_ranks=16) == (steps, rounds)
 
 
+@pytest.mark.slow
 def test_dgx1_trades_latency_for_bandwidth():
     collective = Collective("all_gather", 8, 6)
     found = [search(dgx1(merged=True), collective, steps=steps) for steps in (2, 3)]

@@ -20,8 +20,10 @@ from tensorstate.execution.collective_order import after_loop, in_order
 from tensorstate.execution.microbatch_loop import wait_for
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import CPU_OPTIONS
-from tensorstate.hardware import AlphaBetaCosts
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
 from tests.tensorstate.oracle import QUICK, jitted
 
 SIZES = {"data": 2, "model": 4}
@@ -172,10 +174,8 @@ def test_no_collective_of_a_plan_overtakes_a_loop(names):
     """With "fsdp + megatron" steps of four layers of width 256 aborted, or never ended."""
     model = load_model("gpt_scan")
     costs = AlphaBetaCosts(MeshShape.of(SIZES), (1e-5, 1e-5), (1e9, 1e9))
-    found = search(
-        trace(model.step, model.abstract_args), mesh=SIZES, network=costs, hardware="CPU"
-    )
-    step = found.compare(names).plans[names].apply(mesh(), lax_collectives)
+    problem = Problem(trace(model.step, model.abstract_args), costs, HARDWARE["CPU"])
+    step = solve_baseline(problem, names).apply(mesh(), lax_collectives)
     text = jitted(step, donate=True).lower(*model.abstract_args).compile().as_text() or ""
     assert " while(" in text
     assert overtaken(text) == []
