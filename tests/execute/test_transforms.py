@@ -99,7 +99,7 @@ def test_derivatives(pair, check_vma):
     close(*jax.jit(lambda x: [one(x) for one in both])(X))
 
 
-@pytest.mark.in_every_run("psum", "all_gather")
+@pytest.mark.in_every_run("psum")
 def test_vmap_remat_and_control_flow(pair):
     def programs(function):
         def inner(v):
@@ -125,7 +125,7 @@ def test_vmap_remat_and_control_flow(pair):
     close(*sharded(lambda v: [inner(v) for inner in both], mesh_of(N), P("x"), P("x"))(X))
 
 
-@pytest.mark.in_every_run("psum", "all_gather")
+@pytest.mark.in_every_run("psum")
 def test_eagerly(pair):
     def eager(function):
         return jax.shard_map(

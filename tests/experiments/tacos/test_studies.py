@@ -109,6 +109,7 @@ def test_fig_15_tacos_and_the_basic_algorithms_on_unequal_links():
         assert share["tacos"] > 90 > max(share["ring"], share["direct"])
 
 
+@pytest.mark.slow
 def test_fig_16_tacos_and_themis():
     rows = _small("fig-16a")
     for network in ("3D torus", "3D mesh"):

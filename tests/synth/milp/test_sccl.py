@@ -58,7 +58,7 @@ def search(topology: Topology, collective: Collective, **fields) -> tuple[int, i
         (hypercube(3), 3, 3, 7),
         *((fully_connected(n), 2, 1, 2) for n in (3, 5, 8)),
         (torus(3, 3), 1, 2, 2),
-        (torus(4, 4), 1, 4, 4),
+        pytest.param(torus(4, 4), 1, 4, 4, marks=pytest.mark.slow),
         (mesh(3, 3), 1, 4, 4),
         (star(5), 1, 2, 4),
         # NVLinks bring 6 chunks per round: 7 k / 6 rounds at least, and two steps to the farthest.

@@ -128,6 +128,7 @@ def test_any_plan_of_any_model(name, seed):
     )
 
 
+@pytest.mark.slow
 def test_collectives_run_by_schedules_of_the_network():
     network = ScheduleCosts(
         topologies.torus(2, 4), MeshShape.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))

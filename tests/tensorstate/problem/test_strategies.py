@@ -115,7 +115,7 @@ MORE = (
 
 
 # Of many operators, each like one of the others.
-SLOW = ("gradient_of_loss", "accumulated")
+SLOW = ("attention", "gradient_of_loss", "gradient_of_embedding", "accumulated")
 
 
 @pytest.mark.parametrize(

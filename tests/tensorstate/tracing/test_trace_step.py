@@ -33,7 +33,7 @@ def test_the_graph_is_the_function(name):
 
 # Of many operators; most are strategies of tests/tensorstate/problem/test_strategies.py too.
 SLOW = (
-    *("attention", "accumulated", "other_generator"),
+    *("accumulated", "other_generator"),
     *("gradient_of_loss", "gradient_of_convolution", "gradient_of_embedding"),
 )
 
