@@ -14,7 +14,6 @@ small runs (``tests.experiments.runs``); other tests run with those of their fil
 
 from __future__ import annotations
 
-import fnmatch
 import gc
 import os
 import re
@@ -23,7 +22,7 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import cpu_seconds
+from tests import cpu_seconds, in_every_run
 from tests.execute.meshes.xla_flags import cpu_devices
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -88,7 +87,8 @@ def pytest_collection():
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(cpu_seconds)
+    for plugin in (cpu_seconds, in_every_run):
+        config.pluginmanager.register(plugin)
 
 
 def pytest_addoption(parser):
@@ -111,31 +111,6 @@ def _part(text: str) -> tuple[int, int]:
     if found is None or not int(found[1]) < int(found[2]):
         raise pytest.UsageError(f"--part takes K/N with K from 0 to N - 1, such as 0/6, not {text}")
     return int(found[1]), int(found[2])
-
-
-# Of each function marked ``in_every_run``, with the names there, those names that a member has.
-_NAMED = pytest.StashKey[dict]()
-
-
-def pytest_itemcollected(item):
-    """Of a family marked ``in_every_run`` all members but those that it names are slow."""
-    for mark in item.iter_markers("in_every_run"):
-        kept = {name for name in mark.args if fnmatch.fnmatchcase(item.callspec.id, name)}
-        named = item.config.stash.setdefault(_NAMED, {})
-        named.setdefault((item.function, mark.args), set()).update(kept)
-        if not kept:
-            item.add_marker(pytest.mark.slow)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session):
-    """A name that no member has would leave its behaviour to slow tests, unseen."""
-    config = session.config
-    if any("::" in argument for argument in config.args):
-        return  # not all members are there
-    for (function, names), found in config.stash.get(_NAMED, {}).items():
-        if lost := [name for name in names if name not in found]:
-            raise pytest.UsageError(f"{function.__qualname__}: in_every_run has no test of {lost}")
 
 
 @pytest.hookimpl(trylast=True)  # parts of what -m and -k have left

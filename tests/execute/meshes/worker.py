@@ -57,13 +57,13 @@ def run_all(process: int, lowerings: int = 1) -> None:
             jc.psum_scatter(v, "x", schedule="ring", lowering=a),
             jc.psum_scatter(v, "x", schedule=bucket, lowering=b),
         ]
-        for a, b in ((a, b), (b, a))[:lowerings]:
+        for first, second in ((a, b), (b, a))[:lowerings]:
             results += [
-                jc.all_to_all(v, "x", 0, 0, schedule="direct", lowering=b),
-                jc.pbroadcast(v, "x", 1, lowering=a),
-                jc.reduce(v, "x", 0, lowering=b),
-                jc.scatter(v, "x", 1, lowering=a),
-                jc.gather(v, "x", 0, lowering=b),
+                jc.all_to_all(v, "x", 0, 0, schedule="direct", lowering=second),
+                jc.pbroadcast(v, "x", 1, lowering=first),
+                jc.reduce(v, "x", 0, lowering=second),
+                jc.scatter(v, "x", 1, lowering=first),
+                jc.gather(v, "x", 0, lowering=second),
             ]
         return [result[None] for result in results]
 

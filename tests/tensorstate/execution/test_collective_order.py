@@ -24,6 +24,7 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.oracle import QUICK, jitted
 
 SIZES = {"data": 2, "model": 4}
@@ -191,9 +192,9 @@ def test_no_collective_of_pipeline_stages_overtakes_a_loop():
     )
     devices = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), tuple(sizes))
     step = plan.apply(devices, lax_collectives)
-    text = jitted(step).lower(*model.abstract_args).compile().as_text() or ""
-    assert overtaken(text) == []
-    report = plan.check(mesh=devices)
+    program = jitted(step, donate=True).lower(*model.abstract_args).compile()
+    assert overtaken(program.as_text() or "") == []
+    report = compare_with_hlo(program, plan.problem.mesh, plan.cost, plan.problem.network)
     assert report.agrees, str(report)
 
 

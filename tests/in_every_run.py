@@ -1,0 +1,36 @@
+"""The mark ``in_every_run``, of members of a parametrized test: a plugin of pytest.
+
+Members of a family that go the same way through the code cost each run as much as the first, and
+find little more. Those that the mark does not name are slow tests, which take turns: continuous
+integration runs a sixth of them each time, and all of them come before a release.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+
+# Of each function that has the mark, with the names there, those names that a member has.
+_NAMED = pytest.StashKey[dict]()
+
+
+def pytest_itemcollected(item):
+    for mark in item.iter_markers("in_every_run"):
+        kept = {name for name in mark.args if fnmatch.fnmatchcase(item.callspec.id, name)}
+        named = item.config.stash.setdefault(_NAMED, {})
+        named.setdefault((item.function, mark.args), set()).update(kept)
+        if not kept:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session):
+    """A name that no member has would leave a behaviour to the slow tests alone."""
+    config = session.config
+    if any("::" in argument for argument in config.args):
+        return  # not all members were asked for
+    for (function, names), found in config.stash.get(_NAMED, {}).items():
+        if lost := [name for name in names if name not in found]:
+            raise pytest.UsageError(
+                f"{function.__qualname__}: in_every_run names {lost}, no member"
+            )
