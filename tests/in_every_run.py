@@ -24,13 +24,22 @@ def pytest_itemcollected(item):
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish(session):
-    """A name that no member has would leave a behaviour to the slow tests alone."""
-    config = session.config
+def lost(config) -> list[str]:
+    """What the marks name and no member is called, if all members were asked for."""
     if any("::" in argument for argument in config.args):
-        return  # not all members were asked for
-    for (function, names), found in config.stash.get(_NAMED, {}).items():
-        if lost := [name for name in names if name not in found]:
-            raise pytest.UsageError(
-                f"{function.__qualname__}: in_every_run names {lost}, no member"
-            )
+        return []
+    return [
+        f"{function.__qualname__}: in_every_run names {name!r}, which is no member"
+        for (function, names), found in config.stash.get(_NAMED, {}).items()
+        for name in names
+        if name not in found
+    ]
+
+
+def pytest_collection_finish(session):
+    """A name that no member has would leave a behaviour to the slow tests alone.
+
+    What a process of pytest-xdist raises is not shown: there a test asks (tests/test_turns.py).
+    """
+    if not hasattr(session.config, "workerinput") and (names := lost(session.config)):
+        raise pytest.UsageError("; ".join(names))
