@@ -45,8 +45,8 @@ def test_every_command_is_run():
     assert [*RUNS] == COMMANDS
 
 
-# The smallest run imports what its help does, and tests/experiments/test_config.py reads the help.
-SLOW = {("run", ("--help",))}
+# The smallest run imports what its help does, and another test here asks every benchmark for help.
+SLOW = {("run", ("--help",)), ("bench", ("tacos", "--help"))}
 
 
 @pytest.mark.parametrize(

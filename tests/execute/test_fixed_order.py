@@ -73,6 +73,7 @@ def test_sums_are_those_of_the_tree(n, size, dtype, lowering):
 @pytest.mark.parametrize("n", [2, 5, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", [3, 1000, 70_000])
+@pytest.mark.in_every_run("*-float32-8", "1000-*-5", "70000-bfloat16-2", "3-float16-*")
 def test_between_cpu_devices_lax_adds_in_the_order_of_ranks(n, dtype, size):
     """Of whatever size, which is why it may stand in for a schedule there."""
     x = numbers(n, size, dtype=dtype, seed=size)

@@ -45,6 +45,7 @@ def same(ours, theirs, x, in_specs, out_specs, mesh=None):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case3")
 def test_psum(case):
     shapes = [(), (1,), (5, 3), (16, 7), (0, 3)]
     dtypes = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64]

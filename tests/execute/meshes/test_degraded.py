@@ -52,6 +52,7 @@ def sums(name: str, x: np.ndarray, schedule: Schedule | None, **options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.in_every_run("7 ranks", "rails less one", "16, half a wire")
 def test_sums_are_those_of_lax(name):
     ours, theirs = sums(name, integers((NETWORKS[name].num_ranks, 37), np.float32), joint(name))
     assert np.array_equal(ours, theirs)

@@ -26,7 +26,13 @@ def graph_of(name: str) -> Graph:
     return trace(model.step, model.abstract_args)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STEPS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gpt", "moe", "vit")))
+        for name in [*MODELS, *STEPS]
+    ],
+)
 def test_tensors_and_operators_name_each_other(name):
     graph = graph_of(name)
     seen = set(graph.inputs) | {tensor for tensor, _ in graph.constants}

@@ -124,8 +124,8 @@ UNWRITTEN = [
 ILL_POSED = frozenset({"eig", "schur", "tridiagonal"})
 
 
-# Seconds of XLA for one of many elementwise primitives.
-SLOW = ("igamma_grad_a",)
+# A second and more of XLA for one of many such primitives.
+SLOW = ("igamma_grad_a", "lu")
 
 
 @pytest.mark.parametrize(
