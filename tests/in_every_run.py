@@ -25,11 +25,11 @@ def pytest_itemcollected(item):
 
 
 def lost(config) -> list[str]:
-    """What the marks name and no member is called, if all members were asked for."""
+    """The names in marks that no member has, each with its function, if all members were collected."""
     if any("::" in argument for argument in config.args):
         return []
     return [
-        f"{function.__qualname__}: in_every_run names {name!r}, which is no member"
+        f"{function.__qualname__}: in_every_run names {name!r}, a member that is not there"
         for (function, names), found in config.stash.get(_NAMED, {}).items()
         for name in names
         if name not in found
@@ -39,7 +39,7 @@ def lost(config) -> list[str]:
 def pytest_collection_finish(session):
     """A name that no member has would leave a behaviour to the slow tests alone.
 
-    What a process of pytest-xdist raises is not shown: there a test asks (tests/test_turns.py).
+    Errors of the processes of pytest-xdist are not shown: tests/test_turns.py has a test for them.
     """
     if not hasattr(session.config, "workerinput") and (names := lost(session.config)):
         raise pytest.UsageError("; ".join(names))
