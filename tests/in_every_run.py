@@ -25,7 +25,7 @@ def pytest_itemcollected(item):
 
 
 def lost(config) -> list[str]:
-    """The names in marks that no member has, each with its function, if all members were collected."""
+    """Names in marks that no member has, by functions all of whose members were collected."""
     if any("::" in argument for argument in config.args):
         return []
     return [
