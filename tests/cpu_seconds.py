@@ -32,9 +32,8 @@ def pytest_runtest_protocol(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if (
-        call.when == "teardown"
-    ):  # the last report of a test; all are sent to the process that prints
+    # The last report of a test; all are sent to the process that prints.
+    if call.when == "teardown":
         seconds = _now() - item.stash[_BEGAN]
         report.user_properties.append((_NAME, seconds, "slow" in item.keywords))
     return report
