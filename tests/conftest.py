@@ -22,6 +22,7 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import cpu_seconds, in_every_run
 from tests.execute.meshes.xla_flags import cpu_devices
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -85,7 +86,17 @@ def pytest_collection():
         gc.enable()
 
 
+def pytest_configure(config):
+    for plugin in (cpu_seconds, in_every_run):
+        config.pluginmanager.register(plugin)
+
+
 def pytest_addoption(parser):
+    parser.addoption(
+        "--cpu",
+        action="store_true",
+        help="at the end the CPU seconds of all tests, and the tests and files that took most",
+    )
     parser.addoption(
         "--part",
         metavar="K/N",

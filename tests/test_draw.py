@@ -56,7 +56,15 @@ def saved(figure):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+# Drawn in a second or more, for their many links.
+LARGE = ("torus 4x4", "hypercube 4", "fat tree 2-ary 3-level", "3 hosts of 4 on rails")
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [pytest.param(t, marks=[pytest.mark.slow] * (t.name in LARGE)) for t in TOPOLOGIES],
+    ids=repr,
+)
 def test_every_vertex_and_link_is_drawn(topology):
     figure = draw.draw_topology(topology)
     assert len(named(figure, "vertex")) == topology.num_vertices

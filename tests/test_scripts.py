@@ -45,8 +45,17 @@ def test_every_command_is_run():
     assert [*RUNS] == COMMANDS
 
 
+# The smallest run imports what its help does, and another test here asks every benchmark for help.
+SLOW = {("run", ("--help",)), ("bench", ("tacos", "--help"))}
+
+
 @pytest.mark.parametrize(
-    ("command", "arguments"), [(command, run) for command, runs in RUNS.items() for run in runs]
+    ("command", "arguments"),
+    [
+        pytest.param(command, run, marks=[pytest.mark.slow] * ((command, run) in SLOW))
+        for command, runs in RUNS.items()
+        for run in runs
+    ],
 )
 def test_a_command_runs(command, arguments, tmp_path):
     if command == "run" and arguments != ("--help",):

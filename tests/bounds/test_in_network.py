@@ -127,6 +127,15 @@ ABLE = [(c, a) for c, a in itertools.product(("none", "some", "all"), repeat=2)]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.in_every_run(
+    "two hosts-all_reduce",
+    "two hosts-broadcast",
+    "hosts and a network-reduce_scatter",
+    "hosts and a network-reduce",
+    "one rank a host-all_gather",
+    "one rank a host-all_reduce",
+    "a star-*",
+)
 def test_no_tree_beats_any_term_of_hosts(name, kind):
     """Whichever switches copy and whichever add: none, one of them, all."""
     for number, able in enumerate(ABLE):

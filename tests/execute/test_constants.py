@@ -191,6 +191,7 @@ def test_every_leaf_is_what_lax_makes_of_it(tree, function, context, schedule, g
 
 
 @pytest.mark.parametrize("function", ["psum", "pmean", "pmax", "pmin"])
+@pytest.mark.in_every_run("psum", "pmax")
 def test_values_of_a_tree_of_constants_and_arrays(function):
     def each(m, v, **options):
         tree = (1, 0.5, v.astype(jnp.bfloat16), {"n": np.int8(3), "m": np.ones(2, np.float32)})

@@ -35,6 +35,7 @@ NETWORKS = {"torus": torus(4, 4), "circulant": GroupNetwork.circulant(16, (3, 4)
         pytest.param("circulant", jnp.float32, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.in_every_run("torus-float32")
 def test_psum_and_its_halves_equal_those_of_lax(network, dtype):
     topology, mesh = NETWORKS[network], mesh_of(16)
     schedules = {

@@ -73,6 +73,7 @@ def test_sums_are_those_of_the_tree(n, size, dtype, lowering):
 @pytest.mark.parametrize("n", [2, 5, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", [3, 1000, 70_000])
+@pytest.mark.in_every_run("*-float32-8", "1000-*-5", "70000-bfloat16-2", "3-float16-*")
 def test_between_cpu_devices_lax_adds_in_the_order_of_ranks(n, dtype, size):
     """Of whatever size, which is why it may stand in for a schedule there."""
     x = numbers(n, size, dtype=dtype, seed=size)
@@ -89,6 +90,7 @@ def test_between_cpu_devices_lax_adds_in_the_order_of_ranks(n, dtype, size):
 @pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("order", [{"order": "fixed"}, FIXED])
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.in_every_run("False-order1-8", "True-order1-3", "True-order0-8", "False-order0-3")
 def test_psum_scatter_and_pmean_agree_with_psum(n, order, check_vma):
     x, mesh = numbers(n, 5 * n), mesh_of(n)
     options = {"check_vma": check_vma}
@@ -246,6 +248,7 @@ LAYOUTS = (((1000,), 1 << 20), ((1, 999), 0), ((250,) * 4, 2000), ((3, 47) * 4 +
         pytest.param("halving", LAYOUTS, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.in_every_run("None-layouts0")
 def test_buckets_and_leaves_do_not_matter(schedule, layouts):
     """All layouts of the same numbers, in all buckets, reduced or sharded, and leaf by leaf."""
     x, mesh = numbers(4, 1000), mesh_of(4)

@@ -48,6 +48,7 @@ def same(ours, theirs, x, in_specs, out_specs, mesh=None):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case3")
 def test_psum(case):
     shapes = [(), (1,), (5, 3), (16, 7), (0, 3)]
     dtypes = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64]
@@ -62,6 +63,7 @@ def test_psum(case):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case4")
 def test_all_gather(case):
     options = [{"axis": 0}, {"axis": 1, "tiled": True}, {"axis": -1}]
     s = schedule(case)
@@ -74,6 +76,7 @@ def test_all_gather(case):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.in_every_run("None", "ring", "case2")
 def test_psum_scatter(case):
     options = [{}, {"scatter_dimension": 1}, {"scatter_dimension": 1, "tiled": True}]
     s = schedule(case)

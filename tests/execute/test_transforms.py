@@ -78,6 +78,7 @@ def loss(function, check_vma=True):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.in_every_run("psum-True", "psum_scatter-False", "all_gather-True", "all_to_all-False")
 def test_derivatives(pair, check_vma):
     def derivatives(function):
         f = loss(function, check_vma)
@@ -99,6 +100,7 @@ def test_derivatives(pair, check_vma):
     close(*jax.jit(lambda x: [one(x) for one in both])(X))
 
 
+@pytest.mark.in_every_run("psum")
 def test_vmap_remat_and_control_flow(pair):
     def programs(function):
         def inner(v):
@@ -124,6 +126,7 @@ def test_vmap_remat_and_control_flow(pair):
     close(*sharded(lambda v: [inner(v) for inner in both], mesh_of(N), P("x"), P("x"))(X))
 
 
+@pytest.mark.in_every_run("psum")
 def test_eagerly(pair):
     def eager(function):
         return jax.shard_map(
@@ -136,6 +139,16 @@ def test_eagerly(pair):
 
 @pytest.mark.parametrize("kind", WITH_DUAL)
 @pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.in_every_run(
+    "False-all_gather",
+    "True-reduce_scatter",
+    "False-all_reduce",
+    "True-broadcast",
+    "False-reduce",
+    "True-gather",
+    "False-scatter",
+    "True-all_to_all",
+)
 def test_transposes_and_batches_of_every_collective(kind, grouped):
     groups = ((0, 3, 1), (5, 4, 2)) if grouped else None
     root = 1 if kind in ROOTED else None
@@ -224,6 +237,7 @@ def test_gradients_of_replicated_parameters():
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("y", "x"), ("z", "x"), ("z", "y", "x"), ["y", "z"]])
+@pytest.mark.in_every_run("names1", "names3", "names4")
 def test_tuples_of_axes_in_any_order(names):
     mesh = mesh_of(2, 2, 4)
     size = int(np.prod([mesh.shape[name] for name in names]))
@@ -326,6 +340,7 @@ def test_groups(groups):
 
 @pytest.mark.parametrize("name", ["data", "model"])
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.in_every_run("True-data", "False-model")
 def test_one_schedule_for_all_groups_along_an_axis(name, check_vma):
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
     ranks = np.arange(8).reshape(2, 4)

@@ -133,6 +133,7 @@ def is_current() -> bool:
 
 
 @pytest.mark.parametrize("name", first_answers())
+@pytest.mark.in_every_run("README", "dgx_h100(2)")
 def test_first_answers_compile_nothing(name):
     """Of at most 50 versions in 44 kernels, none waits for Numba and none runs as Python."""
     if machine_code.library() is None:

@@ -114,7 +114,7 @@ def test_the_default_is_right_on_the_commonest_machine():
         mesh(4, 4),
         torus(4, 4),
         torus(8, 8),
-        mesh(4, 4, 4),
+        pytest.param(mesh(4, 4, 4), marks=pytest.mark.slow),
         hypercube(4),
         pytest.param(mesh(8, 8), marks=pytest.mark.slow),
         pytest.param(torus(4, 4, 4), marks=pytest.mark.slow),

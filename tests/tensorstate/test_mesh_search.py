@@ -121,6 +121,7 @@ def test_an_executor_finds_the_same_plans():
     ],
     ids=["torus", "ring", "switch"],
 )
+@pytest.mark.in_every_run("ring", "switch")
 def test_a_mesh_is_chosen_as_by_searching_all(monkeypatch, name, topology):
     monkeypatch.setattr(mesh_choice, "CANDIDATES", CANDIDATES)
     traced, options = graph(name), {"hardware": "CPU", "solver": Auto(gap=1e-6)}

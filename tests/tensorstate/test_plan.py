@@ -262,6 +262,7 @@ def test_limits_only_cost():
 
 
 @pytest.mark.parametrize("share", [0.9, pytest.param(0.7, marks=pytest.mark.slow), 0.5])
+@pytest.mark.in_every_run("0.9")
 def test_full_layers_fit(share):
     """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 

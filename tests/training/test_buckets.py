@@ -70,6 +70,7 @@ def test_a_bucket_waits_for_the_one_a_window_before(window):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.in_every_run("True")
 def test_a_window_changes_no_value_and_no_type(check_vma):
     expected = [leaf.mean(0, keepdims=True)[0] for leaf in gradients()]
     for window in (0, 2):

@@ -54,6 +54,9 @@ def reduced(stacked, **options):
         {"leaf_order": "tree"},
     ],
 )
+@pytest.mark.in_every_run(
+    "options0-True", "options1-False", "options2-True", "options3-False", "options4-True"
+)
 def test_gradients_are_averaged_as_by_lax(options, check_vma):
     def by_lax(stacked):
         return lax.pmean(jax.tree.map(lambda x: x[0], stacked), "x")

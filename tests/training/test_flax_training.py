@@ -89,6 +89,7 @@ def native_losses(problem, check_vma) -> list[float]:
 
 
 @pytest.mark.parametrize(("problem", "check_vma"), [(linen_problem, True), (nnx_problem, False)])
+@pytest.mark.in_every_run("nnx_problem-False")
 def test_flax_models_train_as_with_pmean(problem, check_vma):
     adam = functools.partial(optax.adam, 1e-2)
     expected = native_losses(problem, check_vma)
@@ -214,6 +215,7 @@ class Normalized(linen.Module):
     ],
     ids=["rnn", "batch norm, dropout, zero", "rnn, zero", "batch norm, dropout"],
 )
+@pytest.mark.in_every_run("batch norm, dropout, zero")
 def test_models_of_many_kinds(model, kind):
     x, y = data()
     x = x.reshape(4 * N, 3, 2) if isinstance(model, Recurrent) else x

@@ -96,6 +96,7 @@ SPECS = (P(), P("x"), P("x"))
         ({"order": "fixed"}, False),
     ],
 )
+@pytest.mark.in_every_run("options1-False", "options2-True", "options4-True")
 def test_gradients_are_those_of_value_and_grad(options, check_vma):
     run = functools.partial(ours, **options)
     reference = functools.partial(theirs, mean=options.get("mean", True))

@@ -72,6 +72,7 @@ def assert_same(ours, theirs):
         (False, False, 0, "reverse"),
     ],
 )
+@pytest.mark.in_every_run("True-False-64-tree", "False-True-40-*")
 def test_integers_are_reduced_as_by_lax(mean, check_vma, bucket_bytes, order):
     lax_one = lax.pmean if mean else lax.psum
     theirs = sharded(lambda x: lax_one(own(x), "x"), mesh_of(N), P("x"), P())(tree())
@@ -82,6 +83,7 @@ def test_integers_are_reduced_as_by_lax(mean, check_vma, bucket_bytes, order):
 
 
 @pytest.mark.parametrize("chosen", [None, "ring", schedule("all_gather")])
+@pytest.mark.in_every_run("None", "chosen2")
 def test_any_schedule_that_psum_takes(chosen):
     transformation = jc.optax.all_reduce_gradients("x", schedule=chosen)
     theirs = sharded(lambda x: lax.pmean(own(x), "x"), mesh_of(N), P("x"), P())(tree())

@@ -61,6 +61,18 @@ def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:5])))
+@pytest.mark.in_every_run(
+    "*-complete-direct-2-6",
+    "*-ring-ring-1-6",
+    "all_gather-*",
+    "reduce_scatter-torus-bucket-4-6",
+    "all_reduce-mesh-tacos-2-6",
+    "all_reduce-ring-ring-1-9",
+    "broadcast-ring-hops-2-6",
+    "reduce-ring-hops-1-9",
+    "gather-mesh-hops-1-6",
+    "all_to_all-ring-hops-1-9",
+)
 def test_against_numpy(case):
     kind, network, synthesizer, chunks, n, groups = case
     schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, ROOTS.get(kind))
@@ -172,6 +184,7 @@ def test_pallas_in_the_interpreter_without_races(case):
 
 
 @pytest.mark.parametrize("names", [("x",), ("y", "x")])
+@pytest.mark.in_every_run("names1")
 def test_pallas_on_axes_of_a_mesh(names):
     mesh = mesh_of(2, 2)
     n = 2 * len(names)

@@ -27,6 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[1])
+@pytest.mark.in_every_run("ring", "tacos")
 def test_against_numpy(case):
     network, synthesizer, chunks, dtype = case
     schedule = schedule_of(network, 4, "all_reduce", synthesizer, chunks)

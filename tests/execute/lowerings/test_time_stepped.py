@@ -14,6 +14,7 @@ from tests.execute.harness import mesh_of, sharded
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.in_every_run("3")
 def test_time_stepped_all_to_all_on_c16_equals_lax(chunks: int):
     """C(16, {3, 4}), the base of the paper's best topology of 1024 ranks."""
     ends = [(u, (u + step) % 16) for u in range(16) for step in (3, -3, 4, -4)]

@@ -56,6 +56,7 @@ def compiled(function, mesh, spec, out, x):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("lowering", ["ssa", "scan"])
+@pytest.mark.in_every_run("ssa-*", "scan-psum", "scan-all_to_all")
 def test_nothing_is_gathered_over_auto_axes(name, lowering):
     call, spec, out = CALLS[name]
     x = integers((64, 64, 8), np.float32)
@@ -166,6 +167,9 @@ THREE = {
 @pytest.mark.parametrize(
     ("axis", "by", "kinds"),
     [("y", "x", "EEE"), ("z", "x", "EEE"), ("z", "y", "EEE"), ("z", "x", "EAE"), ("z", "y", "AEA")],
+)
+@pytest.mark.in_every_run(
+    "z-x-EAE-*", "z-y-AEA-psum", "y-x-EEE-all_gather", "z-y-EEE-all_to_all", "z-x-EEE-psum_scatter"
 )
 def test_axes_that_stand_after_one_that_shards_the_operand(name, axis, by, kinds):
     x = integers((8, 4, 8), np.float32)

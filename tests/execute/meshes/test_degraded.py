@@ -53,6 +53,7 @@ def sums(name: str, x: np.ndarray, schedule: Schedule | None, **options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.in_every_run("7 ranks", "rails less one", "16, half a wire")
 def test_sums_are_those_of_lax(name):
     ours, theirs = sums(name, integers((NETWORKS[name].num_ranks, 37), np.float32), joint(name))
     assert np.array_equal(ours, theirs)
@@ -60,6 +61,9 @@ def test_sums_are_those_of_lax(name):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("name", [FEW[0], pytest.param(FEW[1], marks=pytest.mark.slow)])
+@pytest.mark.in_every_run(
+    "8 less a wire-bfloat16", "8 less a wire-int8", "8 less a wire-bool", "8 less a wire-complex64"
+)
 def test_of_every_dtype(name, dtype):
     n = NETWORKS[name].num_ranks
     ours, theirs = sums(name, integers((n, 5, 3), np.float32).astype(dtype), joint(name))
@@ -77,6 +81,7 @@ def test_in_groups_at_the_same_time():
 
 
 @pytest.mark.parametrize("name", FEW)
+@pytest.mark.in_every_run("8 less a wire")
 def test_derivatives_are_those_of_lax(name):
     mesh, n = mesh_of(NETWORKS[name].num_ranks), NETWORKS[name].num_ranks
     x = integers((n, 6), np.float32)

@@ -60,6 +60,13 @@ EACH = [
 
 
 @pytest.mark.parametrize(("kind", "name", "check_vma"), EACH)
+@pytest.mark.in_every_run(
+    "explicit-psum of several-True",
+    "explicit-pmean-False",
+    "explicit-pmax-True",
+    "explicit-gradient-False",
+    "mixed-psum-False",
+)
 def test_without_jit(kind, name, check_vma):
     check_without_jit(MESHES[kind], CALLS[name], check_vma)
 

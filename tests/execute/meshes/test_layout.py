@@ -49,6 +49,9 @@ def test_every_line_has_an_equal_part_of_every_shard(shape, ways, rows):
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
 @pytest.mark.parametrize("lowering", ["ssa", "scan"])
+@pytest.mark.in_every_run(
+    "ssa-all_reduce", "scan-all_gather", "ssa-reduce_scatter", "scan-all_to_all"
+)
 def test_rows_of_one_line_as_for_symbolic_sizes(kind, lowering, monkeypatch):
     # JAX cannot run what it exports with symbolic sizes inside shard_map; this is what it would.
     schedule = schedule_of("ring", 4, kind, "direct" if kind == "all_to_all" else "tacos", 3)

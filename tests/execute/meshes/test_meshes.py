@@ -89,6 +89,7 @@ def test_a_box_inside_a_slice_runs_its_own_schedule():
 
 
 @pytest.mark.parametrize("axis", ["data", "model"])
+@pytest.mark.in_every_run("model")
 def test_all_groups_along_an_axis_run_one_schedule(axis):
     chosen = [chips(2, 4)[i] for i in ORDER]
     mesh = Mesh(np.array([chip.device for chip in chosen]).reshape(2, 4), ("data", "model"))

@@ -133,6 +133,7 @@ TREE = {
 
 @pytest.mark.parametrize("function", ["psum", "pmean", "psum_scatter", "reduce"])
 @pytest.mark.parametrize("schedule", [None, "ring"])
+@pytest.mark.in_every_run("None-psum", "ring-pmean", "None-reduce", "ring-psum_scatter")
 def test_accum_dtype_is_that_of_the_leaves_of_its_kind(function, schedule):
     options = {"root": 0} if function == "reduce" else {}
     wide = {"accum_dtype": jnp.float32, "schedule": None if function == "reduce" else schedule}

@@ -6,6 +6,7 @@ Prints the name of every task, any error, and OK.
 
 from __future__ import annotations
 
+import functools
 import os
 
 from tests.execute.meshes.xla_flags import cpu_devices
@@ -25,8 +26,11 @@ def main(port: int, processes: int, process: int, devices: str, *tasks: str) -> 
     jax.distributed.shutdown()
 
 
-def run_all(process: int) -> None:
-    """Run every collective on a power of two devices and compare with NumPy."""
+def run_all(process: int, lowerings: int = 1) -> None:
+    """Run every collective on a power of two devices and compare with NumPy.
+
+    By one lowering, some collectives by the first and some by the second, or by both.
+    """
     import jax
     import numpy as np
     from jax.sharding import PartitionSpec as P
@@ -44,7 +48,7 @@ def run_all(process: int) -> None:
 
     def every(v):
         v, (a, b) = v[0], ("ssa", "scan")
-        # Every schedule and every collective by both lowerings, not every schedule of each.
+        # Every schedule by both lowerings, not every collective by every schedule.
         results = [
             jc.all_gather(v, "x", schedule="ring", lowering=a),
             jc.all_gather(v, "x", schedule=bucket, lowering=b),
@@ -53,20 +57,20 @@ def run_all(process: int) -> None:
             jc.psum_scatter(v, "x", schedule="ring", lowering=a),
             jc.psum_scatter(v, "x", schedule=bucket, lowering=b),
         ]
-        for lowering in (a, b):
+        for first, second in ((a, b), (b, a))[:lowerings]:
             results += [
-                jc.all_to_all(v, "x", 0, 0, schedule="direct", lowering=lowering),
-                jc.pbroadcast(v, "x", 1, lowering=lowering),
-                jc.reduce(v, "x", 0, lowering=lowering),
-                jc.scatter(v, "x", 1, lowering=lowering),
-                jc.gather(v, "x", 0, lowering=lowering),
+                jc.all_to_all(v, "x", 0, 0, schedule="direct", lowering=second),
+                jc.pbroadcast(v, "x", 1, lowering=first),
+                jc.reduce(v, "x", 0, lowering=second),
+                jc.scatter(v, "x", 1, lowering=first),
+                jc.gather(v, "x", 0, lowering=second),
             ]
         return [result[None] for result in results]
 
     total = whole.sum(0)
     zeros = np.zeros((n - 1, *total.shape), np.float32)
     expected = [np.stack([whole] * n)] * 2 + [np.stack([total] * n)] * 2 + [total] * 2
-    expected += 2 * [
+    expected += lowerings * [
         whole.swapaxes(0, 1),
         np.stack([whole[1]] * n),
         np.concatenate([total[None], zeros]),
@@ -182,4 +186,10 @@ def check(got, want) -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), want[shard.index])
 
 
-TASKS = {"same": run_all, "differ": differ, "some": some, "alone": alone}
+TASKS = {
+    "same": run_all,
+    "both": functools.partial(run_all, lowerings=2),
+    "differ": differ,
+    "some": some,
+    "alone": alone,
+}

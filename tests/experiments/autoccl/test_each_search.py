@@ -138,6 +138,7 @@ def test_the_released_search_drops_slow_subspaces_and_smooths():
     assert search.smoothed(default) == sum(kept) / len(kept)
 
 
+@pytest.mark.slow
 def test_afnfa_measures_a_share_and_predicts_one_configuration_for_all_tasks():
     space = landscape_space()
     search = Afnfa(space, share=0.001)

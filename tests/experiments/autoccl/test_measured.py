@@ -96,6 +96,7 @@ def test_bandwidth_needs_time():
 @pytest.mark.parametrize(
     ("name", "settings"), [("table-6", 3), ("fig-7", 2), ("fig-9-measured", 2), ("fig-10", 2)]
 )
+@pytest.mark.in_every_run("fig-10-2")
 def test_all_tuners_stand_beside_the_default(name, settings):
     rows = [row for row in rows_of(name) if row["MiB"] != "all sizes"]
     assert [row["tuner"] for row in rows] == TUNERS * settings
@@ -110,6 +111,7 @@ def test_all_tuners_stand_beside_the_default(name, settings):
     assert len({row["configuration"] for row in rows if row["tuner"] == "AFNFA"}) == 1
 
 
+@pytest.mark.slow
 def test_means_over_sizes_are_geometric():
     rows = rows_of("fig-7")
     for tuner in TUNERS:

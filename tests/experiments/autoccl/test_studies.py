@@ -121,7 +121,9 @@ def test_the_model_has_the_four_printed_optima_and_its_gamma_must_fall():
     assert chunks == sorted(chunks, reverse=True)
 
 
-@pytest.mark.parametrize(("name", "most"), [("fig-1", 0.2), ("table-5", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "most"), [pytest.param("fig-1", 0.2, marks=pytest.mark.slow), ("table-5", 1.0)]
+)
 def test_the_fitted_model_has_the_printed_bandwidths(name, most):
     rows = rows_of(name)
     residuals = [row["residual %"] for row in rows if row.get("residual %") is not None]
@@ -130,11 +132,13 @@ def test_the_fitted_model_has_the_printed_bandwidths(name, most):
     assert all(row["holds"] for row in rows if row.get("holds") is not None)
 
 
+@pytest.mark.slow
 def test_tables_3_and_4_have_their_best_and_default():
     place = {row["what"]: row.get("place") for row in rows_of("fig-1")}
     assert (place["C_P3"], place["C_P1"], place["C_N3"]) == ("best", "worst", "best")
 
 
+@pytest.mark.slow
 def test_computation_beside_moves_the_best_configuration():
     rows = {row["what"]: row for row in rows_of("fig-1")}
     for level, gbps in (("light", 26.21), ("heavy", 18.26)):

@@ -49,6 +49,7 @@ def test_steps_of_other_losses_are_no_comparison(plan):
         next(plan_steps._step_row(other, plan, MESH, rounds=2))
 
 
+@pytest.mark.slow
 def test_order_has_a_row_for_every_price(plan):
     rows = [*plan_steps._order_rows(MODEL, plan, MESH, rounds=2)]
     assert len({row["predicted ms"] for row in rows}) == len(rows) > 2

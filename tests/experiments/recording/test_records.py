@@ -22,6 +22,14 @@ def run_of(rows, small="", name=NAME, size="ci") -> recording.Run:
 
 
 @pytest.mark.parametrize("name", overview.studies())
+@pytest.mark.in_every_run(
+    "autoccl-claims",
+    "direct-connect-table-a-3",
+    "forestcoll-fig-4-10",
+    "multitree-fig-11a",
+    "tacos-fig-2a",
+    "tensorstate-fsdp-fig-4-13",
+)
 def test_recorded_runs_are_current(name):
     """`python -m experiments.overview --stale` records again what is not."""
     assert not recording.stale(name, recording.load(name))

@@ -95,6 +95,7 @@ def test_fig_14_as_many_spans_as_printed():
     assert row["matched %"] == pytest.approx(100 * 72 / (4 * 24))
 
 
+@pytest.mark.slow
 def test_fig_15_tacos_and_the_basic_algorithms_on_unequal_links():
     rows = _small("fig-15a")
     for network in ("dragonfly", "2D switch", "3D-RFS"):
@@ -108,6 +109,7 @@ def test_fig_15_tacos_and_the_basic_algorithms_on_unequal_links():
         assert share["tacos"] > 90 > max(share["ring"], share["direct"])
 
 
+@pytest.mark.slow
 def test_fig_16_tacos_and_themis():
     rows = _small("fig-16a")
     for network in ("3D torus", "3D mesh"):
@@ -164,6 +166,7 @@ def test_fig_18_links_are_busy():
     assert mean["% of ideal"] == pytest.approx(mean["paper % of ideal"], abs=1)
 
 
+@pytest.mark.slow
 def test_table_v():
     rows = _small("table-v")
     for network, ranks in (("2 hosts", 16), ("4 hosts", 32)):

@@ -65,6 +65,7 @@ def test_classes_do_not_grow_with_depth(tmp_path):
     assert all(row["gap %"] <= 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_plans_that_know_the_network_are_best(tmp_path):
     rows = rows_of("tensorstate-regret", tmp_path)
     for blind, states, both in zip(rows[::3], rows[1::3], rows[2::3], strict=True):

@@ -24,6 +24,15 @@ HOSTS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.in_every_run(
+    "H100-all_reduce",
+    "H100-all_gather",
+    "copying-reduce_scatter",
+    "copying-broadcast",
+    "copying-reduce",
+    "adding-reduce",
+    "adding-all_to_all",
+)
 def test_schedules_are_those_of_the_plain_network(name, kind):
     """Byte for byte; and each is of the network that it was asked for."""
     network = HOSTS[name]

@@ -173,6 +173,7 @@ def test_with_the_fewest_exact_chunks_rounding_costs_nothing(network):
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 7, 50])
+@pytest.mark.in_every_run("1", "2", "7")
 def test_rounding_stays_within_theorem_20(chunks):
     network = kautz(3, 40)  # has self-loops, which count in the degree
     hops = hop_distances(network)

@@ -46,7 +46,14 @@ def count(flow: TreeFlow) -> Fraction:
 
 
 @pytest.mark.parametrize("guess", [True, False])
-@pytest.mark.parametrize("topology", [*SWITCHED, *DIRECT], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "topology",
+    [
+        pytest.param(t, marks=[pytest.mark.slow] * (t.name == "MI250 16+16+16"))
+        for t in [*SWITCHED, *DIRECT]
+    ],
+    ids=lambda t: t.name,
+)
 def test_forests_are_optimal(topology, guess):
     best = optimum(topology)
     flow = forest(topology, guess=guess)

@@ -118,6 +118,7 @@ def test_fixed_numbers_of_trees_too(k):
     ],
     ids=lambda x: getattr(x, "name", str(x)),
 )
+@pytest.mark.in_every_run("A100 x128-2")
 def test_1024_ranks(topology, height):
     flow = forest(topology)
     assert flow.height <= height

@@ -58,7 +58,7 @@ def search(topology: Topology, collective: Collective, **fields) -> tuple[int, i
         (hypercube(3), 3, 3, 7),
         *((fully_connected(n), 2, 1, 2) for n in (3, 5, 8)),
         (torus(3, 3), 1, 2, 2),
-        (torus(4, 4), 1, 4, 4),
+        pytest.param(torus(4, 4), 1, 4, 4, marks=pytest.mark.slow),
         (mesh(3, 3), 1, 4, 4),
         (star(5), 1, 2, 4),
         # NVLinks bring 6 chunks per round: 7 k / 6 rounds at least, and two steps to the farthest.
@@ -72,6 +72,7 @@ def test_known_optima(topology, chunks, steps, rounds):
     assert search(topology, collective, most_ranks=16) == (steps, rounds)
 
 
+@pytest.mark.slow
 def test_dgx1_trades_latency_for_bandwidth():
     collective = Collective("all_gather", 8, 6)
     found = [search(dgx1(merged=True), collective, steps=steps) for steps in (2, 3)]

@@ -55,6 +55,7 @@ def seconds_by_auto(kind: str) -> float:
 
 
 @pytest.mark.parametrize(("kind", "dual"), [("broadcast", "scatter"), ("reduce", "gather")])
+@pytest.mark.in_every_run("broadcast-scatter")
 def test_auto_takes_it_for_mid_sizes_on_many_hosts(kind, dual):
     """1 MiB on 16 hosts of 4: trees take 75 us, a scatter and an all_gather 31."""
     schedule = jc.synthesize(HOSTS, kind, nbytes=MIB)

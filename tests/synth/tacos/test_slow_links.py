@@ -60,6 +60,7 @@ def test_every_chunk_enters_a_box_once(degree):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.in_every_run("0")
 def test_128_ranks_of_3d_rfs_are_within_a_quarter_of_the_bound(seed):
     topology, collective = ring_fc_switch(2, 4, 16), Collective("all_reduce", 128, 4)
     tacos = Tacos("patient", attempts=1, nbytes=1e9, degree=4)

@@ -88,6 +88,7 @@ def in_overlap(monkeypatch):
 
 @pytest.mark.usefixtures("in_overlap")
 @pytest.mark.parametrize("how", ["fsdp", "zero1"])
+@pytest.mark.in_every_run("fsdp")
 def test_a_step_with_buckets_is_the_step(how):
     model, problem = problem_of("mlp")
     plan = solve_baseline(problem, how)

@@ -20,8 +20,11 @@ from tensorstate.execution.collective_order import after_loop, in_order
 from tensorstate.execution.microbatch_loop import wait_for
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import CPU_OPTIONS
-from tensorstate.hardware import AlphaBetaCosts
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.oracle import QUICK, jitted
 
 SIZES = {"data": 2, "model": 4}
@@ -167,14 +170,13 @@ def test_values_stay_what_they_are(program, arrays):
 
 
 @pytest.mark.parametrize("names", ["fsdp", "fsdp + megatron"])
+@pytest.mark.in_every_run("fsdp + megatron")
 def test_no_collective_of_a_plan_overtakes_a_loop(names):
     """With "fsdp + megatron" steps of four layers of width 256 aborted, or never ended."""
     model = load_model("gpt_scan")
     costs = AlphaBetaCosts(MeshShape.of(SIZES), (1e-5, 1e-5), (1e9, 1e9))
-    found = search(
-        trace(model.step, model.abstract_args), mesh=SIZES, network=costs, hardware="CPU"
-    )
-    step = found.compare(names).plans[names].apply(mesh(), lax_collectives)
+    problem = Problem(trace(model.step, model.abstract_args), costs, HARDWARE["CPU"])
+    step = solve_baseline(problem, names).apply(mesh(), lax_collectives)
     text = jitted(step, donate=True).lower(*model.abstract_args).compile().as_text() or ""
     assert " while(" in text
     assert overtaken(text) == []
@@ -190,9 +192,9 @@ def test_no_collective_of_pipeline_stages_overtakes_a_loop():
     )
     devices = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), tuple(sizes))
     step = plan.apply(devices, lax_collectives)
-    text = jitted(step).lower(*model.abstract_args).compile().as_text() or ""
-    assert overtaken(text) == []
-    report = plan.check(mesh=devices)
+    program = jitted(step, donate=True).lower(*model.abstract_args).compile()
+    assert overtaken(program.as_text() or "") == []
+    report = compare_with_hlo(program, plan.problem.mesh, plan.cost, plan.problem.network)
     assert report.agrees, str(report)
 
 

@@ -91,6 +91,7 @@ SLOW_PLANS = [(0, LINE), (0, CUBE), (1, LINE), (1, PLANE)]
     [(0, PLANE), (1, CUBE), *(pytest.param(*plan, marks=pytest.mark.slow) for plan in SLOW_PLANS)],
     ids=["0-2x4", "1-2x2x2", "0-8", "0-2x2x2", "1-8", "1-2x4"],
 )
+@pytest.mark.in_every_run("1-2x2x2")
 def test_any_plan_of_a_perceptron(seed, axes):
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, seed)
@@ -103,6 +104,7 @@ def test_any_plan_of_a_perceptron(seed, axes):
 
 
 @pytest.mark.parametrize("kinds", ["Explicit Explicit", "Explicit Auto", "Auto Explicit"])
+@pytest.mark.in_every_run("Explicit Auto")
 def test_any_plan_on_a_mesh_with_explicit_axes(kinds):
     """Some tensors are sharded along both axes, a few of them along one dimension."""
     problem = problem_of("mlp", PLANE)
@@ -129,6 +131,7 @@ def test_any_plan_of_any_model(name, seed):
     )
 
 
+@pytest.mark.slow
 def test_collectives_run_by_schedules_of_the_network():
     network = ScheduleCosts(
         topologies.torus(2, 4), MeshShape.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))
@@ -200,6 +203,7 @@ def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("name", ["zero2", "fsdp", "megatron"])
+@pytest.mark.in_every_run("fsdp", "megatron")
 def test_compiled_bytes_are_the_predicted_ones(name):
     """Gathers of the backward pass included, which XLA would take from the forward pass."""
     problem = problem_of("mlp", PLANE)

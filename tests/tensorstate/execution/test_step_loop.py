@@ -218,6 +218,7 @@ def test_the_graph_is_the_step(name):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.in_every_run("nested", "noise", "remat", "newton", "constants", "retyped")
 def test_a_plan_runs_the_loops_of_its_step(name):
     plan = planned(name, tuple(PLANE.items()))
     compiled = same_on_devices(name, PLANE, plan)
@@ -229,6 +230,7 @@ def test_a_plan_runs_the_loops_of_its_step(name):
 
 @pytest.mark.parametrize("form", ["constrain", "explicit"])
 @pytest.mark.parametrize("name", ["layers", "recurrent"])
+@pytest.mark.in_every_run("layers-constrain", "recurrent-explicit")
 def test_loops_are_loops_in_other_forms(name, form):
     """As sharding constraints, and under Explicit axes; the layers leave stacks of open sums."""
     plan = planned(name, tuple(LINE.items()))
@@ -246,6 +248,7 @@ def deep(count: int):
 
 
 @pytest.mark.parametrize(("loops", "unroll"), [("keep", 2), ("pair", 3)])
+@pytest.mark.in_every_run("pair-3")
 def test_scans_that_are_unrolled_have_the_values_and_bytes_of_the_plan(monkeypatch, loops, unroll):
     """As on devices that overlap; of seven layers one is left behind the last body."""
     overlapping = sharded_step.LocalExecutor

@@ -22,14 +22,14 @@ STEPS, CLOSE = 10, 1e-5
 # Of the largest root mean square of a gradient's element: less is rounding.
 ROUNDING = 1e-6
 # The others take over ten seconds.
-FAST = ("mlp-8", "mlp-2x4")
+FAST = ("mlp-2x4",)
 
 
 def cases():
     """The fast ones, and every other model on one of two meshes in turn."""
     turn = itertools.cycle((("8", LINE), ("2x4", PLANE)))
     for name in MODELS:
-        for mesh, axes in (next(turn), next(turn)) if f"{name}-8" in FAST else (next(turn),):
+        for mesh, axes in (next(turn), next(turn)) if name == "mlp" else (next(turn),):
             marks = () if f"{name}-{mesh}" in FAST else pytest.mark.slow
             yield pytest.param(name, axes, id=f"{name}-{mesh}", marks=marks)
 

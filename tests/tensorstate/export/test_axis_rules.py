@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -33,6 +35,7 @@ def step(params, x):
 GRAPH = ts.trace(step, ARGS)
 
 
+@functools.cache
 def planned(**pin):
     pins = {f"params/layers/*/{name}": spec for name, spec in pin.items()}
     return ts.search(GRAPH, mesh=SIZES, network=NETWORK, hardware="CPU", pin=pins)

@@ -46,6 +46,7 @@ def values():
 
 
 @pytest.mark.parametrize("way", [constrained_step, explicit_step])
+@pytest.mark.in_every_run("constrained_step")
 def test_drawn_decisions_give_the_values_of_one_device(way):
     problem = planned().problem
     decisions = drawn(problem, 0)

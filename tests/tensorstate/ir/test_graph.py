@@ -26,7 +26,13 @@ def graph_of(name: str) -> Graph:
     return trace(model.step, model.abstract_args)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STEPS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gpt", "moe", "vit")))
+        for name in [*MODELS, *STEPS]
+    ],
+)
 def test_tensors_and_operators_name_each_other(name):
     graph = graph_of(name)
     seen = set(graph.inputs) | {tensor for tensor, _ in graph.constants}
@@ -126,6 +132,7 @@ def test_nodes_of_a_class_are_identical(name):
 @pytest.mark.parametrize(
     "name", ["gpt", "gpt_scan", "llama", "moe", pytest.param("vit", marks=pytest.mark.slow)]
 )
+@pytest.mark.in_every_run("gpt_scan", "llama")
 def test_layers_are_of_the_same_classes(name):
     """Every further layer adds the same number of nodes, and no classes."""
     graphs = [

@@ -35,6 +35,7 @@ def test_the_residual_stream_has_the_width_of_embeddings(dtype):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.in_every_run("3")
 def test_sequence_parallelism_repeats_gathers_in_the_backward_pass(layers):
     """AutoCCL's Table 1: 6L + 3 gathers, 4L + 1 sums, and the embedding's, which is saved."""
     problem = problem_of("llama_3_1_8b", layers=layers)
@@ -74,6 +75,7 @@ def sent(problem: Problem, name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.in_every_run("True")
 def test_mixed_precision_sends_the_dtype_of_the_model(scan):
     """A small Llama, by hand: a scan over its layers sends the same, layer by layer."""
     layers, width, hidden, vocabulary = 2, 32, 64, 64

@@ -183,6 +183,17 @@ def cut(name: str) -> MicrobatchSplit:
 @pytest.mark.parametrize("name", SPLITTABLE)
 @given(count=st.sampled_from((2, 4, 8)), batch_shards=st.sampled_from((1, 2, 4)))
 @settings(max_examples=2, deadline=None)
+@pytest.mark.in_every_run(
+    "attention",
+    "dropout",
+    "loss",
+    "mixed",
+    "regularized",
+    "clipped",
+    "recomputed",
+    "linear",
+    "folded",
+)
 def test_microbatches_equal_the_full_batch(name, count, batch_shards):
     function, *shapes = SPLITTABLE[name]
     batch_shards = min(batch_shards, 8 // count)
@@ -250,6 +261,7 @@ def test_microbatches_have_equal_sizes():
 
 
 @pytest.mark.parametrize("name", [*MODELS[:4], "vgg"])
+@pytest.mark.in_every_run("mlp", "gpt_scan", "vgg")
 def test_a_microbatch_is_a_smaller_step(name):
     """Operators in the loop have the sizes of a microbatch; node classes stay the same."""
     model = load_model(name)

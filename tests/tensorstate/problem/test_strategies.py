@@ -114,7 +114,14 @@ MORE = (
 )
 
 
-@pytest.mark.parametrize("name", [*TINY, *MORE])
+# Of many operators, each like one of the others.
+SLOW = ("attention", "gradient_of_loss", "gradient_of_embedding", "accumulated")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in [*TINY, *MORE]],
+)
 def test_every_strategy_computes_the_full_results(name):
     if name in TINY:
         one, shapes = graph(name), TINY[name][1:]

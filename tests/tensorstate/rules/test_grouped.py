@@ -51,6 +51,7 @@ def draw(*shapes):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.in_every_run("folded")
 def test_every_label_can_be_sharded_but_that_of_the_sizes(name):
     function, *shapes = STEPS[name]
     graph = ts.trace(function, shapes)
@@ -67,6 +68,7 @@ def test_every_label_can_be_sharded_but_that_of_the_sizes(name):
 @pytest.mark.parametrize(
     "pin", [{"w": ("model",)}, {"x": ("data",)}, {"x": ("data",), "w": ("model",)}]
 )
+@pytest.mark.in_every_run("pin0-plain", "pin1-plain", "pin2-folded")
 def test_plans_give_the_values_of_one_device(name, pin):
     function, *shapes = STEPS[name]
     args = (*draw(*(shape.shape for shape in shapes[:2])), GROUPS)

@@ -103,6 +103,7 @@ def peak_without_limit(name) -> float:
     ],
     ids=str,
 )
+@pytest.mark.in_every_run("*-CPU-3-10", "*-H100-1-2", "*-H100-2-10")
 def test_a_time_limit_is_kept(clock, seconds, mesh, hardware, options):
     """Within a tenth, and a program that began before the deadline."""
     name = "twice"

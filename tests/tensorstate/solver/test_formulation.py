@@ -175,6 +175,7 @@ def test_the_relaxation_is_a_bound(data, recompute):
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
+@pytest.mark.in_every_run("mlp")
 def test_fractions_of_recomputation_gain_no_time_either(name):
     """In the relaxation a recomputed share cannot serve consumers of the saved share."""
     problem = problem_of(name, {"data": 8})

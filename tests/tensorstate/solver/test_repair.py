@@ -38,6 +38,7 @@ def searched(request):
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5])
+@pytest.mark.in_every_run("recomputed-0.9", "saved-0.5")
 def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
     problem, candidates, options, free, least = searched
     limit = least + share * (free.cost.memory.peak - least)

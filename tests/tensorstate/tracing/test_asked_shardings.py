@@ -188,6 +188,7 @@ def test_a_step_is_the_same_wherever_it_is_given(kind, tmp_path):
 
 @pytest.mark.parametrize("form", ["apply", "constrain", "explicit"])
 @pytest.mark.parametrize("inside", [EXPLICIT, AUTO])
+@pytest.mark.in_every_run("inside0-explicit", "inside1-constrain", "inside0-apply")
 def test_every_form_runs_inside_of_any_mesh(form, inside):
     plan = searched(by_constraint(P("data", "model"), P("model", None)), auto=True)
     keys = iter(jax.random.split(jax.random.key(0), 3))

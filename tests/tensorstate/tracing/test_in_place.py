@@ -52,6 +52,7 @@ def init():
 
 
 @pytest.mark.parametrize("step", [train, silent])
+@pytest.mark.in_every_run("train")
 def test_steps_in_place_return_what_they_change(step):
     args = init()
     plan = ts.search(step, args, mesh={"data": 2, "model": 2}, network=NETWORK, hardware="CPU")
@@ -105,6 +106,7 @@ FUNCTIONAL = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONAL)
+@pytest.mark.in_every_run("the model", "parts")
 def test_functional_steps_return_the_pytree_that_they_return(name):
     step, args = FUNCTIONAL[name]()
     plan = ts.search(step, args, mesh={"data": 2, "model": 2}, network=NETWORK, hardware="CPU")

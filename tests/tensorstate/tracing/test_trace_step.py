@@ -31,7 +31,16 @@ def test_the_graph_is_the_function(name):
     assert_same(traced(name), function, arguments(tuple(shapes)))
 
 
-@pytest.mark.parametrize("name", STEPS)
+# Of many operators; most are strategies of tests/tensorstate/problem/test_strategies.py too.
+SLOW = (
+    *("accumulated", "other_generator"),
+    *("gradient_of_loss", "gradient_of_convolution", "gradient_of_embedding"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STEPS]
+)
 def test_every_sharded_operator_equals_the_full_operator(name):
     """Sharded by each label, and given partial sums."""
     graph = traced(name)

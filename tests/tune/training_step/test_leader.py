@@ -86,6 +86,7 @@ def test_states_follow_one_another():
 
 
 @pytest.mark.parametrize("number", [15, 30])
+@pytest.mark.in_every_run("15")
 def test_candidates_are_settled_within_the_promised_steps(number):
     good, most = 0, {15: 60, 30: 150}[number]
     for seed in range(20):

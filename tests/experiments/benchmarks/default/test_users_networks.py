@@ -24,6 +24,7 @@ def test_sixty_cases_have_every_collective_size_and_network():
 
 
 @pytest.mark.parametrize("number", [1, 4])  # few ranks
+@pytest.mark.in_every_run("1")
 def test_a_row_compares_the_default_with_the_best_and_the_bound(number):
     row = users_networks.measure(number, Limits(2**10, 0.2))
     assert row["/ bound"] >= 1 - 1e-9
