@@ -188,6 +188,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "Timeline.utilization": (TIMELINE.utilization, {"bins": 4}),
     "steady_seconds": (steady_seconds, {"schedule": SCHEDULE}),
+    "link_model": (simulation.link_model, {"given": "tacos"}),
     "Framing": (simulation.Framing, {"payload": 64, "head": 8}),
     "LinkModel": (
         LinkModel,

@@ -44,7 +44,7 @@ def test_every_synthesizer_has_a_page_that_says_what_it_is_for(generated):
         assert len(idea) > 40, path
         assert "Collectives: " in text
     ring = (generated / "synthesizers/ring.md").read_text(encoding="utf-8")
-    assert "Collectives: all_gather, reduce_scatter, all_reduce. " in ring
+    assert "Collectives: all_gather, reduce_scatter, all_reduce, reduce_to_some. " in ring
 
 
 def test_every_command_and_public_name_is_described(generated):

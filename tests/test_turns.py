@@ -37,7 +37,7 @@ def test_a_name_of_no_member_ends_the_collection_of_a_whole_family():
     session, _ = collected(("ring", "rong"), ["ring", "tree"])  # words: ok
     with pytest.raises(pytest.UsageError, match="collected: in_every_run names 'rong', a member"):
         in_every_run.pytest_collection_finish(session)
-    asked, _ = collected(("ring", "rong"), ["ring"], "tests/test_x.py::test_y[ring]")
+    asked, _ = collected(("ring", "rong"), ["ring"], "tests/test_turns.py::test_y[ring]")
     in_every_run.pytest_collection_finish(asked)
 
 
