@@ -9,7 +9,7 @@ are read: a wrong option is refused at once.
 - ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
   ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
   ``objects``: functions and link models of the user's own;
-- ``schedules``, ``exploring``, ``tuning``, ``compiling``, ``doctor``: the commands.
+- ``schedules``, ``exploring``, ``tuning``, ``compiling``, ``emulating``, ``doctor``: the commands.
 
 Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of
 click), with completion of names and files for bash, zsh and fish.
@@ -47,6 +47,7 @@ COMMANDS = {
     "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
     "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
     "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),
+    "emulate": ("jaxcoll.cli.emulating", "Run a program on a network of cables on this machine."),
     "doctor": ("jaxcoll.cli.doctor", "Devices, their guessed network, versions, missing packages."),
     "completion": ("jaxcoll.cli.doctor", "Print the script for completion in a shell."),
 }

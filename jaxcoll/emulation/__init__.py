@@ -1,0 +1,235 @@
+"""A cluster on one Linux machine: every rank a process, every link a cable of its bandwidth.
+
+Each rank and each switch of a network is a network namespace, and each pair of vertices with links
+between them is joined by a virtual Ethernet cable. A token bucket (``tc tbf``) holds each of its
+directions to the bandwidth of its links; messages of ranks that no cable joins take the shortest
+route. So a program of several processes meets the network that its user does not have, with real
+sockets, and JAX finds its coordinator, its number and its index in the environment.
+
+All of it is made inside namespaces of its own (``unshare``), those of processes and mounts among
+them, as root or as any user whom the kernel allows user namespaces. They end with the process that
+made them, and so do the cables, the files and the ranks: nothing is left behind, whatever ends it.
+
+Two cores carry some 160 MB/s of such traffic beside what the ranks compute. Networks that are
+faster are slowed down, all links by one factor, and latencies grow by it.
+
+- ``__init__``: the network and the command, checked; ``cluster.py``: the program that runs inside,
+  by the standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.io import json as schedules_json
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.topology import Topology
+
+__all__ = ["Emulation", "emulate"]
+
+# Bytes per second that leave all ranks together, per core: beyond, the cores and not the cables
+# decide how long a message takes (eight processes at 200 Mbit/s each were too many for two cores,
+# at 50 Mbit/s on three cables each their times were those of the cables).
+BYTES_PER_CORE = 80_000_000
+# Of an Ethernet frame of 1,514 bytes TCP carries 1,448: cables are faster by that, so that what
+# programs send takes the time of the network's bandwidth.
+_PAYLOAD = Fraction(1448, 1514)
+# Ranks whose processes fit: each takes about this much memory before it does anything.
+_RANK_BYTES = 400 * 2**20
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulation:
+    """An emulated network, made by ``Emulation.of``.
+
+    Attributes:
+        network: as emulated: its bandwidths and latencies are those of the cables.
+        scale: the bandwidths of ``network`` over those that were asked for, at most 1.
+        has_latency: whether cables delay messages by alpha; the kernel cannot without ``netem``.
+    """
+
+    network: Topology
+    scale: Fraction
+    has_latency: bool
+
+    @classmethod
+    def of(cls, topology: Topology, scale: Number | None = None) -> Emulation:
+        """The network as this machine can carry it.
+
+        Args:
+            topology: the network; its ranks are the processes.
+            scale: of all bandwidths, above 0 and at most 1; the largest that the cores of this
+                machine carry when omitted.
+
+        Raises:
+            TopologyError: more ranks than the memory holds, or a scale out of range.
+        """
+        checks.instance(topology, Topology, "topology", TopologyError)
+        speeds = zip(topology.src, topology.exact_bandwidth, strict=True)
+        sent = sum((speed for v, speed in speeds if v < topology.num_ranks), Fraction(0))
+        if scale is None:
+            most = Fraction(BYTES_PER_CORE * (os.cpu_count() or 1))
+            factor = min(Fraction(1), most / sent) if sent else Fraction(1)
+        else:
+            factor = as_fraction(checks.positive(scale, "scale", TopologyError))
+            if factor > 1:
+                raise TopologyError(f"scale must be above 0 and at most 1, got {scale!r}")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if topology.num_ranks * _RANK_BYTES > memory:
+            raise TopologyError(
+                f"{topology} has {topology.num_ranks} ranks, and a process of JAX takes "
+                f"{_RANK_BYTES >> 20} MiB; this machine has {memory >> 20} MiB, emulate at most "
+                f"{memory // _RANK_BYTES} ranks"
+            )
+        network = topology if factor == 1 else _slowed(topology, factor)
+        return cls(network, factor, _has_netem())
+
+    def run(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+        """Run a command once per rank; each line that a rank prints begins with its number.
+
+        In its environment ``jax.distributed.initialize()`` finds everything,
+        ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` is gloo, ``JAXCOLL_NETWORK`` names a file of
+        ``network`` (``jc.io.load``), and ``JAXCOLL_RANK`` and ``JAXCOLL_RANKS`` say who and how
+        many. Where a rank fails the others are ended.
+
+        Args:
+            command: program and arguments.
+            environment: variables beside those of this process.
+
+        Returns:
+            0, or the exit status of the rank that failed first.
+
+        Raises:
+            TopologyError: no command; this machine is not Linux, lacks a tool, or allows no
+                namespaces.
+        """
+        words = [os.fspath(word) for word in checks.members(command, "command", TopologyError)]
+        if not words:
+            raise TopologyError("no command to emulate; give a program and its arguments")
+        if shutil.which(words[0]) is None:
+            raise TopologyError(f"there is no program {checks.shown(words[0])} to emulate")
+        _check_tools()
+        plan = {
+            **_cables(self),
+            "command": words,
+            "environment": {**os.environ, **(environment or {})},
+            "network": schedules_json.dumps(self.network),
+        }
+        begun = [*_unshared(), sys.executable, str(Path(__file__).with_name("cluster.py"))]
+        process = subprocess.Popen(begun, stdin=subprocess.PIPE, text=True)
+        try:
+            process.communicate(json.dumps(plan))
+        except BaseException:  # Ctrl-C: the namespaces end with their first process
+            process.kill()
+            process.wait()
+            raise
+        return process.returncode
+
+
+def emulate(
+    topology: Topology,
+    command: Sequence[str],
+    *,
+    scale: Number | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command once per rank on an emulated network; see ``Emulation``.
+
+    Raises:
+        TopologyError: as ``Emulation.of`` and ``Emulation.run``.
+    """
+    return Emulation.of(topology, scale).run(command, environment=environment)
+
+
+def _slowed(topology: Topology, factor: Fraction) -> Topology:
+    speeds = [bandwidth * factor for bandwidth in topology.exact_bandwidth]
+    alpha = [float(a) / float(factor) for a in topology.alpha]
+    return dataclasses.replace(topology, bandwidth=speeds, alpha=alpha)  # type: ignore[arg-type]
+
+
+def _cables(emulation: Emulation) -> dict[str, object]:
+    """The cables, with bits per second and seconds of each direction, and the next hops.
+
+    The links between two vertices are one cable. A direction without a link gets the bits of the
+    other, for TCP's acknowledgements alone: no route leads there.
+    """
+    network = emulation.network
+    speed: dict[tuple[int, int], Fraction] = {}
+    delay: dict[tuple[int, int], float] = {}
+    for k in range(network.num_links):
+        pair = int(network.src[k]), int(network.dst[k])
+        speed[pair] = speed.get(pair, Fraction(0)) + network.exact_bandwidth[k]
+        delay[pair] = min(delay.get(pair, float("inf")), float(network.alpha[k]))
+    cables = []
+    for a, b in sorted({(min(pair), max(pair)) for pair in speed}):
+        there, back = speed.get((a, b)), speed.get((b, a))
+        bits = [round((way or there or back) * 8 / _PAYLOAD) for way in (there, back)]
+        seconds = [delay.get(pair, 0.0) for pair in ((a, b), (b, a))]
+        cables.append([a, b, *bits, *(seconds if emulation.has_latency else (0.0, 0.0))])
+    return {
+        "vertices": network.num_vertices,
+        "ranks": network.num_ranks,
+        "cables": cables,
+        "next": _next_hops(network, sorted(speed)),
+    }
+
+
+def _next_hops(network: Topology, pairs: list[tuple[int, int]]) -> list[dict[int, int]]:
+    """By vertex, the neighbour that is next on the shortest way to each rank, the lowest of equals.
+
+    No traffic crosses a rank that a switch would carry: as short, it goes where the numbers say.
+    """
+    into: list[list[int]] = [[] for _ in range(network.num_vertices)]
+    for a, b in pairs:
+        into[b].append(a)
+    following: list[dict[int, int]] = [{} for _ in range(network.num_vertices)]
+    for rank in range(network.num_ranks):
+        reached, queue = {rank}, [rank]
+        for v in queue:
+            for u in into[v]:
+                if u not in reached:
+                    reached.add(u)
+                    queue.append(u)
+                    following[u][rank] = v
+    return following
+
+
+def _unshared() -> list[str]:
+    """The command that begins the namespaces."""
+    flags = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), *flags]
+
+
+def _check_tools() -> None:
+    if sys.platform != "linux":
+        raise TopologyError(f"networks are emulated by Linux; this is {sys.platform}")
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool, path=path) is None:
+            raise TopologyError(f"networks are emulated by {tool}; install {package}")
+    tried = subprocess.run([*_unshared(), "true"], capture_output=True, text=True)
+    if tried.returncode:
+        why = tried.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise TopologyError(
+            f"this kernel allows no namespaces here ({checks.shown(why[0])}); run as root, or in a "
+            "container with CAP_SYS_ADMIN"
+        )
+
+
+def _has_netem() -> bool:
+    """Whether the kernel delays packets; it says so of a device that ends with the trial."""
+    if sys.platform != "linux" or any(shutil.which(tool) is None for tool in ("unshare", "tc")):
+        return False
+    command = [*_unshared(), "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    return subprocess.run(command, capture_output=True).returncode == 0

@@ -1,0 +1,169 @@
+"""Inside the namespaces of an emulation: cables are laid, ranks are run. Started as a program.
+
+Reads the plan as JSON from standard input (``jaxcoll.emulation``). It is the first process of its
+namespace of processes: when it ends, the kernel ends all others, and with the last of them the
+network and mount namespaces go, hence cables and files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+_FOLDER = "/run/jaxcoll"
+_PORT = 9911
+# A bucket of the usual size; a queue that holds what TCP sends ahead on a slow cable.
+_BURST, _QUEUE = "32kb", "512kb"
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"jaxcoll emulate: {' '.join(words[:6])} failed: {why}")
+
+
+def _batch(vertex: int, tool: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    done = subprocess.run(
+        [tool, "-n", _name(vertex), "-batch", "-"],
+        input="\n".join(lines) + "\n", capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        sys.exit(f"jaxcoll emulate: {tool} in the namespace of vertex {vertex} failed: {why}")
+
+
+def _name(vertex: int) -> str:
+    return f"v{vertex}"
+
+
+def _address(vertex: int) -> str:
+    return f"10.77.{vertex // 250}.{vertex % 250 + 1}"
+
+
+def lay_cables(plan: dict) -> None:
+    """Namespaces for all vertices, cables, their speeds, and routes."""
+    vertices = range(plan["vertices"])
+    links = [[f"addr add {_address(v)}/32 dev lo", "link set lo up"] for v in vertices]
+    speeds: list[list[str]] = [[] for _ in links]
+    device: dict[tuple[int, int], str] = {}
+    for v in vertices:
+        _do("ip", "netns", "add", _name(v))
+    for k, (a, b, there, back, *delays) in enumerate(plan["cables"]):
+        _do(
+            "ip", "link", "add", f"c{k}a", "netns", _name(a), "type", "veth",
+            "peer", "name", f"c{k}b", "netns", _name(b),
+        )  # fmt: skip
+        ends = ((a, b, f"c{k}a", there, delays[0]), (b, a, f"c{k}b", back, delays[1]))
+        for here, other, end, bits, seconds in ends:
+            device[here, other] = end
+            links[here].append(f"link set {end} up")
+            add = f"qdisc add dev {end}"
+            speeds[here].append(
+                f"{add} root handle 1: tbf rate {bits}bit burst {_BURST} limit {_QUEUE}"
+            )
+            if seconds:
+                delay = f"netem delay {round(seconds * 1e6)}us"
+                speeds[here].append(f"{add} parent 1:1 handle 10: {delay}")
+    for v, following in enumerate(plan["next"]):
+        # A route per rank; the source is the vertex's own address, not that of a cable.
+        for rank, hop in following.items():
+            links[v].append(
+                f"route add {_address(int(rank))}/32 via {_address(hop)} dev {device[v, hop]} "
+                f"onlink src {_address(v)}"
+            )
+        _batch(v, "ip", links[v])
+        _batch(v, "tc", speeds[v])
+        _do(
+            "ip", "netns", "exec", _name(v), "sh", "-c",
+            "echo 1 > /proc/sys/net/ipv4/ip_forward; "
+            "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done",
+        )  # fmt: skip
+
+
+def _environment(plan: dict, rank: int) -> dict[str, str]:
+    """Where ``jax.distributed.initialize()`` finds its three arguments: as Open MPI says them."""
+    ranks, first = plan["ranks"], _address(0)
+    return {
+        **plan["environment"],
+        "JAX_COORDINATOR_ADDRESS": f"{first}:{_PORT}",
+        "OMPI_MCA_orte_hnp_uri": f"4096.0;tcp://{first}:{_PORT}",
+        "OMPI_COMM_WORLD_SIZE": str(ranks),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "JAXCOLL_NETWORK": f"{_FOLDER}/network.json",
+        "JAXCOLL_RANK": str(rank),
+        "JAXCOLL_RANKS": str(ranks),
+    }
+
+
+def run_ranks(plan: dict) -> int:
+    """Run the command in every rank's namespace; 0, or the status of the first that fails."""
+    host, width = os.uname().nodename, len(str(plan["ranks"] - 1))
+    ended: list[tuple[int, int]] = []
+    change, out = threading.Condition(), threading.Lock()
+    processes = []
+
+    def follow(rank: int, process: subprocess.Popen) -> None:
+        for line in process.stdout or ():
+            with out:
+                sys.stdout.write(f"[{rank:{width}}] {line}")
+                sys.stdout.flush()
+        status = process.wait()
+        with change:
+            ended.append((rank, status))
+            change.notify()
+
+    for rank in range(plan["ranks"]):
+        hosts = f"{_FOLDER}/hosts{rank}"
+        with open(hosts, "w", encoding="utf-8") as file:
+            file.write(f"127.0.0.1 localhost\n{_address(rank)} {host}\n")
+        # gloo asks for the address of the host's own name: each rank has a file of hosts.
+        command = [
+            "ip", "netns", "exec", _name(rank), "sh", "-c",
+            'mount --bind "$0" /etc/hosts && exec "$@"', hosts, *plan["command"],
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", env=_environment(plan, rank),
+        )  # fmt: skip
+        processes.append(process)
+        threading.Thread(target=follow, args=(rank, process), daemon=True).start()
+    for seen in range(plan["ranks"]):
+        with change:
+            while len(ended) <= seen:
+                change.wait()
+        rank, status = ended[seen]
+        if status:
+            with out:
+                how = f"by signal {-status}" if status < 0 else f"with status {status}"
+                print(f"jaxcoll emulate: rank {rank} ended {how}; the others are ended", flush=True)
+            return status if status > 0 else 128 - status
+    return 0
+
+
+def main() -> int:
+    """Read the plan, lay the cables, run the ranks."""
+    plan = json.load(sys.stdin)
+    # The host's own folder is hidden, not changed: these mounts are seen in here alone.
+    _do("mount", "-t", "tmpfs", "tmpfs", "/run")
+    os.makedirs("/run/netns")
+    os.makedirs(_FOLDER)
+    with open(f"{_FOLDER}/network.json", "w", encoding="utf-8") as file:
+        file.write(plan["network"])
+    try:
+        lay_cables(plan)
+        return run_ranks(plan)
+    except KeyboardInterrupt:  # said by the process that waits for this one
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
