@@ -82,6 +82,8 @@ def blocks_of(page: str) -> list[str]:
 # Pages whose printed lines are compared: below, and those of execution.md beside the code it shows.
 COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md"}
 COMPARED |= {"flax-script.md", "explicit-script.md"}
+# In processes of its own: tests/emulation.
+COMPARED |= {"emulation.md"}
 # The second block compiles for a TPU slice.
 RUN_BLOCKS = {"targets.md": 1}
 
