@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
-from experiments.direct_connect.constructions import BOUND, OURS, RING, TORUS, TREES
+from experiments.direct_connect.many_ranks import BOUND, OURS, RING, TORUS, TREES
 from experiments.direct_connect.networks import (
     EXCHANGES_FIRST,
     Compute,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from experiments.direct_connect.constructions import (
+from experiments.direct_connect.many_ranks import (
     BOUND,
     DEGREE,
     RING,

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from experiments.direct_connect import paper
-from experiments.direct_connect.constructions import distance_rate
+from experiments.direct_connect.many_ranks import distance_rate
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from tests.experiments.runs import small_run

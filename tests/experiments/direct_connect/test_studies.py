@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.direct_connect.constructions import kind
+from experiments.direct_connect.fastest import kind
 from experiments.direct_connect.paper import (
     MIB,
     Machine,
