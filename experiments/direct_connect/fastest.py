@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
-from experiments.direct_connect.paper import Machine
+from experiments.direct_connect.baselines import Machine
 from experiments.figures import panels
 from experiments.limits import at_least
 from experiments.study import ConfigError, Rows

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from experiments.config import StudyConfig
-from experiments.direct_connect.paper import built_cost, parse, predicted
+from experiments.direct_connect.notation import parse
+from experiments.direct_connect.predictions import built_cost, predicted
 from experiments.figures import panels
 from experiments.limits import Filled, Natural
 from experiments.study import CheckError, Rows

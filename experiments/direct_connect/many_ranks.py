@@ -10,14 +10,14 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from experiments.config import PaperValue, StudyConfig
-from experiments.direct_connect.fastest import fastest
-from experiments.direct_connect.paper import (
+from experiments.direct_connect.baselines import (
     Machine,
     double_tree_us,
-    rate_bound,
     shifted_ring,
     traditional_torus,
 )
+from experiments.direct_connect.fastest import fastest
+from experiments.direct_connect.predictions import rate_bound
 from experiments.figures import panels
 from experiments.limits import among, at_least, rising
 from experiments.study import Rows, tell
