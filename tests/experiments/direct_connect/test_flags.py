@@ -6,10 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.direct_connect.baselines import MIB, Machine
+from experiments.direct_connect.baselines import MIB, Machine, double_tree_us, shifted_ring
 from experiments.direct_connect.many_ranks import distance_rate
 from experiments.direct_connect.notation import parse
-from experiments.direct_connect.predictions import predicted
+from experiments.direct_connect.paper import half_to_even
+from experiments.direct_connect.predictions import predicted, rate_bound
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from tests.experiments.runs import small_run
@@ -22,8 +23,8 @@ def test_a_megabyte_is_2_to_the_20():
     """M/B of 1 MB at 100 Gbit/s is 83.886 us: the bound of Table 3.4 needs it, not 80."""
     assert round(MACHINE.buffer_us(MIB), 3) == 83.886
     assert round(MACHINE.time_us(Cost(5, Fraction(1023, 1024)), MIB), 1) == 267.6
-    assert round(MACHINE.buffer_us(MIB) * 4 / 1024 / float(paper.rate_bound(1024, 4)), 1) == 382.3
-    assert (paper.half_to_even(Fraction(21, 16)), paper.half_to_even(Fraction(261, 256))) == (
+    assert round(MACHINE.buffer_us(MIB) * 4 / 1024 / float(rate_bound(1024, 4)), 1) == 382.3
+    assert (half_to_even(Fraction(21, 16)), half_to_even(Fraction(261, 256))) == (
         1.312,
         1.020,
     )
@@ -48,7 +49,7 @@ def test_three_bidirectional_rings_are_one_way_rings():
 
 
 def test_the_shifted_ring_of_table_3_4_is_in_other_units():
-    assert round(MACHINE.time_us(paper.shifted_ring(1024), MIB), 1) == 20627.6
+    assert round(MACHINE.time_us(shifted_ring(1024), MIB), 1) == 20627.6
     assert 2 * (1024 * MACHINE.alpha_us + MACHINE.buffer_us(10**6)) == 20640
 
 
@@ -57,7 +58,7 @@ def test_ratios_of_figure_3_7_are_not_those_of_table_3_4():
     best = MACHINE.time_us(predicted(parse(BEST)).cost, MIB)
     assert round(best, 1) == 291.0
     assert round(20640 / best) == 71
-    trees = paper.double_tree_us(MACHINE, 1024, MIB, at_once=False)
+    trees = double_tree_us(MACHINE, 1024, MIB, at_once=False)
     assert round(trees) == 1434
     assert round(trees / best, 1) == 4.9
 
