@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect import tables
+from experiments.direct_connect.baselines import Machine, double_tree_us, shifted_ring
 from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
@@ -25,12 +26,7 @@ from experiments.direct_connect.networks import (
     best_bucket,
     reduction,
 )
-from experiments.direct_connect.paper import (
-    Machine,
-    double_tree_us,
-    parse,
-    shifted_ring,
-)
+from experiments.direct_connect.notation import parse
 from experiments.direct_connect.tables import CubeOrTorus
 from experiments.direct_connect.testbed import OURS, RING, TREES
 from experiments.figures import panels, stacked_bars

@@ -14,7 +14,8 @@ from typing import Annotated, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
-from experiments.direct_connect.constructions import BOUND, OURS, RING, TORUS, TREES
+from experiments.direct_connect.baselines import Machine
+from experiments.direct_connect.many_ranks import BOUND, OURS, RING, TORUS, TREES
 from experiments.direct_connect.networks import (
     EXCHANGES_FIRST,
     Compute,
@@ -27,7 +28,6 @@ from experiments.direct_connect.networks import (
     best_bucket,
     found_networks,
 )
-from experiments.direct_connect.paper import Machine
 from experiments.figures import stacked_bars
 from experiments.limits import Count, among, at_least, one_of
 from experiments.study import ConfigError, Rows, tell

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from experiments.direct_connect.constructions import (
+from experiments.direct_connect.baselines import (
+    Machine,
+    double_tree_us,
+    shifted_ring,
+    traditional_torus,
+)
+from experiments.direct_connect.many_ranks import (
     BOUND,
     DEGREE,
     RING,
@@ -18,13 +24,7 @@ from experiments.direct_connect.constructions import (
     TREES,
     distance_rate,
 )
-from experiments.direct_connect.paper import (
-    Machine,
-    double_tree_us,
-    rate_bound,
-    shifted_ring,
-    traditional_torus,
-)
+from experiments.direct_connect.predictions import rate_bound
 from experiments.limits import above, one_of
 from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, least_cost

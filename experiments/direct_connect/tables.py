@@ -10,14 +10,12 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
-from experiments.direct_connect.paper import (
-    Printed,
+from experiments.direct_connect.notation import parse
+from experiments.direct_connect.paper import Printed, half_to_even, ours_beside_theirs
+from experiments.direct_connect.predictions import (
     base_cost,
     built_cost,
-    half_to_even,
     is_optimal,
-    ours_beside_theirs,
-    parse,
     predicted,
     rate_bound,
 )

@@ -11,14 +11,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
-from experiments.direct_connect.paper import (
+from experiments.direct_connect.baselines import (
     Machine,
     double_tree_us,
-    parse,
-    plain_axes,
     shifted_bfb_ring,
     shifted_ring,
 )
+from experiments.direct_connect.notation import parse
+from experiments.direct_connect.paper import plain_axes
 from experiments.figures import panels
 from experiments.limits import Count, NotNegative, Positive, among
 from experiments.study import ConfigError, Rows

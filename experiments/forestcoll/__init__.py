@@ -17,7 +17,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-14": Experiment(
         "forestcoll.tables:scaling", measured=("seconds",), searched=_MILP
     ),
-    "forestcoll-failures": Experiment("forestcoll.bandwidths:failures"),
-    "forestcoll-pieces": Experiment("forestcoll.bandwidths:pieces_of_trees"),
+    "forestcoll-failures": Experiment("forestcoll.failures:failures"),
+    "forestcoll-pieces": Experiment("forestcoll.pieces:pieces_of_trees"),
     "forestcoll-table-b-2": Experiment("forestcoll.tables:table_b_2", measured=("* s", "peak GB*")),
 }

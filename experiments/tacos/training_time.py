@@ -21,8 +21,8 @@ from experiments.workloads import (
     workload,
 )
 from experiments.workloads import training_time as shared
+from experiments.workloads.exchanges import ALL, DATA, MODEL, exchanging
 from experiments.workloads.models import Groups, Time, known_models
-from experiments.workloads.training_time import ALL, DATA, MODEL, exchanging
 from jaxcoll.topology import Topology
 
 BEST = "best of these"

@@ -6,6 +6,7 @@ the time of each pass and the bytes of each exchange. ``iteration`` runs one tra
 it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` gives.
 """
 
+from experiments.workloads.exchanges import Exchange, Layer, Workload, workload
 from experiments.workloads.models import (
     Accelerator,
     Flops,
@@ -18,15 +19,7 @@ from experiments.workloads.models import (
     load_accelerator,
     load_model,
 )
-from experiments.workloads.training_time import (
-    Exchange,
-    Iteration,
-    Layer,
-    Overlap,
-    Workload,
-    iteration,
-    workload,
-)
+from experiments.workloads.timeline import Iteration, Overlap, iteration
 
 __all__ = [
     "Accelerator",

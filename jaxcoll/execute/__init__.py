@@ -10,7 +10,8 @@ operations) and ``buckets`` (used by training). JAX's internals have one door,
 from jax.lax import axis_index, axis_size, ppermute
 
 from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
-from jaxcoll.execute.choice.stated import compiler_options, use_topology
+from jaxcoll.execute.choice.options import compiler_options
+from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
     all_gather,
     all_to_all,

@@ -10,10 +10,15 @@ from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
+from jaxcoll.synth.patterns.bruck import Bruck
 from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
 from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
-from jaxcoll.synth.patterns.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
+from jaxcoll.synth.patterns.halving import Halving
+from jaxcoll.synth.patterns.hdrm import Hdrm
+from jaxcoll.synth.patterns.rhd import Rhd
 from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
+from jaxcoll.synth.patterns.swing import Swing
+from jaxcoll.synth.patterns.trivance import Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped

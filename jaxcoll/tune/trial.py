@@ -40,8 +40,10 @@ from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import configured, measured_costs
+from jaxcoll.execute.choice.cliques import clique_conflict
 from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
-from jaxcoll.execute.choice.stated import alternatives, clique_conflict, compiler_options
+from jaxcoll.execute.choice.options import compiler_options
+from jaxcoll.execute.choice.transports import alternatives
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.kinds import kind_of, names_in

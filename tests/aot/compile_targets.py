@@ -22,7 +22,7 @@ import jaxcoll as jc
 from jaxcoll import Collective, Schedule, aot, synthesize, topologies
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.configured import default_schedule, schedule_of
-from jaxcoll.execute.choice.stated import TRANSPORTS
+from jaxcoll.execute.choice.transports import TRANSPORTS
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.kinds import NAMES, those

@@ -1,8 +1,9 @@
 """Choice: the schedule that a call runs, from the user, a synthesizer, or the defaults.
 
 Here a call's ``schedule=`` becomes a schedule. In reading order beside it: ``configured``
-(schedules of few rounds, and by the configurations of a trace), ``stated`` (network and machine,
-and how permutes are carried out), ``measured_costs`` (the charges of this machine), ``cheapest``
+(schedules of few rounds, and by the configurations of a trace), ``stated`` (network and machine),
+``transports`` (how permutes are carried out), ``cliques`` (those that deadlock), ``options`` (of
+XLA's compilers for them), ``measured_costs`` (the charges of this machine), ``cheapest``
 (of ``jax.lax`` and the schedules, and why).
 """
 

@@ -21,7 +21,7 @@ A configuration maps these names to values; absent ones keep their defaults:
 - ``parts``: the operand is divided into this many parts, one collective per part; 1 by
   default.
 - ``in_flight``: parts that may run at the same time; all by default.
-- ``transport``: how the backend carries out permutes (``execute.transports``). Where it is an
+- ``transport``: how the backend carries out permutes (``choice.transports``). Where it is an
   option of XLA, ``compiler_options(transport=...)`` gives it to the outermost ``jit``.
 """
 
@@ -45,7 +45,7 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import primitives
 from jaxcoll.execute.buckets import after
-from jaxcoll.execute.choice.stated import check_transport, is_grouped
+from jaxcoll.execute.choice.transports import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least
 from jaxcoll.execute.primitives import Native
 from jaxcoll.kinds import those

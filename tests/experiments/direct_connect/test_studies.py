@@ -8,19 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.direct_connect.constructions import kind
-from experiments.direct_connect.paper import (
-    MIB,
-    Machine,
-    Printed,
-    built_cost,
-    double_tree_us,
-    half_to_even,
-    parse,
-    predicted,
-    rate_bound,
-    shifted_ring,
-)
+from experiments.direct_connect.baselines import MIB, Machine, double_tree_us, shifted_ring
+from experiments.direct_connect.fastest import kind
+from experiments.direct_connect.notation import parse
+from experiments.direct_connect.paper import Printed, half_to_even
+from experiments.direct_connect.predictions import built_cost, predicted, rate_bound
 from experiments.direct_connect.testbed import fit
 from experiments.study import ConfigError
 from tests.experiments.runs import small_run

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.config import build, configure
 from experiments.direct_connect import costs
+from experiments.direct_connect.baselines import Machine, shifted_ring
 from experiments.direct_connect.moe import (
     Block,
     Case,
@@ -28,7 +29,6 @@ from experiments.direct_connect.networks import (
     found_networks,
     reduction,
 )
-from experiments.direct_connect.paper import Machine, shifted_ring
 from experiments.study import ConfigError
 from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.config import configure
-from experiments.forestcoll.bandwidths import after
+from experiments.forestcoll.failures import after
 from experiments.study import ConfigError
 from jaxcoll import topologies
 from tests.experiments.runs import small_run

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.study import ConfigError
 from experiments.workloads import Exchange, Iteration, Layer, Overlap, Workload, iteration
-from experiments.workloads.training_time import plan_buckets
+from experiments.workloads.timeline import plan_buckets
 
 NONE, LAYERS = Overlap("none"), Overlap("layers")
 EVERYTHING = Overlap("buckets", bucket_bytes=math.inf)

@@ -1,0 +1,109 @@
+"""The options of XLA's compilers with which a program runs the permutes of its schedules.
+
+They belong to the outermost ``jit``, whose program they are for (docs/targets.md explains why)::
+
+    step = jax.jit(step, compiler_options=jc.compiler_options(mesh, schedule))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxcoll.devices import backend_of
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.execute.choice.cliques import check_cliques
+from jaxcoll.execute.choice.transports import TRANSPORTS, check_transport
+from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
+from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.kinds import those
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+# The default of XLA's TPU compiler; a lower limit would delay permutes of other code.
+_TPU_IN_FLIGHT = 5
+
+Options = dict[str, str | bool]
+
+_NOT_COMBINED = "xla_gpu_collective_permute_combine_threshold_bytes"
+_OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+_CLIQUES = "xla_gpu_collective_permute_connected_components"
+_APART = tuple(
+    f"xla_gpu_{kind}_combine_threshold_bytes"
+    for kind in sorted(those(lambda kind: kind.is_sharded))
+)
+_TPU_LIMIT = "xla_max_concurrent_async_collective_permutes"
+
+
+def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = None) -> Options:
+    """XLA's options for programs that run schedules on a mesh.
+
+    Args:
+        mesh: of the devices the program is for; their platform decides.
+        schedules: those that may be under way at the same time; several if, say, gradients of
+            several layers are. When omitted, one that uses every link of the mesh's devices.
+        transport: by which a configuration runs them (``transports``); that of calls
+            without a configuration when None, on TPUs "links".
+
+    Returns:
+        For ``jax.jit(compiler_options=...)``. Empty for CPU, whose compiler knows none of them.
+
+    Raises:
+        TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
+        ScheduleError: an argument that is not a ``Schedule``; schedules that deadlock by "cliques".
+        CollectiveError: a transport that the platform does not have.
+    """
+    platform = _platform(mesh)
+    if transport is not None and check_transport(transport) not in TRANSPORTS[platform]:
+        known = ", ".join(TRANSPORTS[platform]) or "none"
+        raise CollectiveError(
+            f"a {platform} has no transport {transport!r}; its transports are {known}"
+        )
+    for schedule in schedules:
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(f"compiler_options takes schedules, got {checks.shown(schedule)}")
+    if platform == "cpu":
+        return {}
+    if transport in ("combined", "xla"):
+        return {}
+    if transport == "apart":
+        return dict.fromkeys(_APART, "0")
+    if platform == "gpu":
+        options: Options = {_NOT_COMBINED: "0"}
+        if transport == "overlapped":
+            # Without groups: XLA of jax 0.10.2 cannot compile programs that have both.
+            options[_OVERLAP_LIMIT] = str(max(1, sum(map(_rounds_at_once, schedules))))
+        if transport == "cliques":
+            check_cliques(schedules)
+            options[_CLIQUES] = True
+        return options
+    # All rounds of a step are to be in flight together: a lower limit would start the last ones
+    # when the first have ended.
+    together = sum(map(_rounds_at_once, schedules))
+    if not schedules:
+        topology = Topology.from_mesh(mesh)
+        ends = (np.bincount(end)[: topology.num_ranks] for end in (topology.src, topology.dst))
+        together = max(int(degree.max(initial=0)) for degree in ends)
+    return {_TPU_LIMIT: str(max(together, _TPU_IN_FLIGHT))}
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    devices = None if isinstance(mesh, AbstractMesh) else getattr(mesh, "devices", None)
+    if not isinstance(devices, np.ndarray) or devices.size == 0:
+        raise TopologyError(
+            f"compiler_options needs a mesh with devices, got {checks.shown(mesh)}; an "
+            "AbstractMesh does not say what it will run on"
+        )
+    name = str(devices.flat[0].platform)
+    platform = backend_of(name)
+    if platform not in ("cpu", "gpu", "tpu"):
+        raise TopologyError(f"no options are known for devices of platform {name!r}")
+    return platform
+
+
+def _rounds_at_once(schedule: Schedule) -> int:
+    """The most permutes that a step has, in whichever lowering has more."""
+    program = split_long_steps(permute_program(schedule))
+    straight = max((len(rounds) for rounds in program.steps), default=0)
+    return max(straight, max((len(stage) for stage in stages(program)), default=0))

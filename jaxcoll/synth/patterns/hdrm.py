@@ -1,0 +1,101 @@
+"""Hdrm: halving-doubling on ranks mapped so that no two messages share a link of a BiGraph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import InPieces
+from jaxcoll.synth.building.sends import (
+    check_everyone,
+    doubling,
+    gather_in_order,
+    is_power_of_two,
+    on_ranks,
+    schedule_of,
+)
+from jaxcoll.topologies import bigraph
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Hdrm(InPieces):
+    """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
+
+    Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair is
+    one rank of an upper and one of a lower switch. Positions with an even number of ones are upper
+    ranks, so all partners of one are lower; the low bits choose the upper switch, the high bits the
+    lower one. The partners of a switch's ranks are then spread evenly over the switches of the
+    other half, in every step, and with no more ranks a switch than switches a half no two messages
+    share a link.
+
+    Defined on networks made by ``topologies.bigraph`` with powers of two of ranks a switch and of
+    switches, for all ranks at once.
+
+    Its field ``pieces`` is that of ``InPieces``.
+    """
+
+    name: ClassVar[str] = "hdrm"
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: the network is no BiGraph, or one of other sizes.
+            CollectiveError: the groups are not all ranks in order.
+        """
+        ranks, switches = _shape(topology)
+        check_everyone(collective, self.name)
+        n = topology.num_ranks
+        everyone = Grid((n,), (False,))
+        index = np.arange(collective.chunks_per_shard)
+        sends = gather_in_order(everyone, (0,), {0: doubling(n)}, index)
+        sends = sends.in_pieces(collective.chunks_per_shard, self.pieces)
+        mapping = rank_mapping(ranks, switches)
+        return schedule_of(topology, collective, on_ranks(sends, mapping))
+
+
+def rank_mapping(ranks: int, switches: int) -> np.ndarray:
+    """The rank at each position of the halving-doubling, int64 of shape (ranks * switches,).
+
+    Args:
+        ranks: ranks of a switch, a power of two.
+        switches: upper and lower switches, a power of two.
+    """
+    half = switches // 2
+    position = np.arange(ranks * switches)
+    # Two positions that exchange differ in one bit, so one has an even number of ones and the other
+    # an odd number: putting the even ones on upper switches makes every exchange cross from one
+    # half to the other.
+    ones = np.zeros_like(position)
+    # Parity of the ones: an exchange flips one bit, so partners have unlike parity.
+    for bit in range(int(position[-1]).bit_length()):
+        ones += position >> bit & 1
+    upper, lower = position % half, half + position // (2 * ranks)
+    switch = np.where(ones % 2 == 0, upper, lower)
+    mapping = np.empty_like(position)
+    mapping[np.argsort(switch, kind="stable")] = position  # a switch's ranks in order of position
+    return mapping
+
+
+def _shape(topology: Topology) -> tuple[int, int]:
+    """Ranks of a switch, and switches, of a BiGraph."""
+    n, switches = topology.num_ranks, topology.num_vertices - topology.num_ranks
+    if switches >= 2 and switches % 2 == 0 and n % switches == 0:
+        expected = bigraph(n // switches, switches)
+        if np.array_equal(topology.src, expected.src) and np.array_equal(
+            topology.dst, expected.dst
+        ):
+            if is_power_of_two(n // switches) and is_power_of_two(switches):
+                return n // switches, switches
+            raise TopologyError(
+                f"hdrm halves and doubles: it needs powers of two of ranks a switch and of "
+                f"switches, {topology} has {n // switches} and {switches}"
+            )
+    raise TopologyError(f"hdrm is defined on BiGraph networks only, {topology} is none")
