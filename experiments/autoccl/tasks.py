@@ -22,7 +22,7 @@ from jaxcoll.configurations import TABLE_2
 from jaxcoll.kinds import ALL_GATHER, kind_of
 from jaxcoll.tune import Space
 
-GATHER, SCATTER, REDUCE = ALL_GATHER.name, ALL_GATHER.dual.name, "all_reduce"
+GATHER, SCATTER, REDUCE = ALL_GATHER.name, str(ALL_GATHER.dual_name), "all_reduce"
 _MIB = 2**20
 
 
@@ -117,7 +117,7 @@ def _activations(name: str, model: TransformerConfig) -> list[Row]:
     rows: list[Row] = []
     for kind in (GATHER, SCATTER):
         count = model.per_microbatch(kind)
-        other = model.printed[kind_of(kind).dual.name]
+        other = model.printed[str(kind_of(kind).dual_name)]
         # The printed numbers of the two kinds are the other way round in a column: said in the row,
         # and not mended.
         exchanged = count * model.microbatches == other != model.printed[kind]

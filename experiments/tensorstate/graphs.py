@@ -32,7 +32,7 @@ _PAPER_PRODUCTS = {"forward": "cda,ab->cdb", "backward": "acd,cdb->ab"}
 # Counted in the drawing of Fig. 5.1. Of two consecutive products both weights are gathered in the
 # forward pass. The backward pass gathers only the second, since no operator needs the gradient of
 # the first product's input. The gradients of both weights are reduce-scattered.
-GATHER, SCATTER = ALL_GATHER.name, ALL_GATHER.dual.name
+GATHER, SCATTER = ALL_GATHER.name, str(ALL_GATHER.dual_name)
 _FSDP = {("forward", GATHER): 2, ("backward", GATHER): 1, ("backward", SCATTER): 2}
 
 

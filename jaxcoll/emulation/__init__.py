@@ -174,7 +174,8 @@ def _cables(emulation: Emulation) -> dict[str, object]:
     cables = []
     for a, b in sorted({(min(pair), max(pair)) for pair in speed}):
         there, back = speed.get((a, b)), speed.get((b, a))
-        bits = [round((way or there or back) * 8 / _PAYLOAD) for way in (there, back)]
+        other = there or back or Fraction(0)
+        bits = [round((way or other) * 8 / _PAYLOAD) for way in (there, back)]
         seconds = [delay.get(pair, 0.0) for pair in ((a, b), (b, a))]
         cables.append([a, b, *bits, *(seconds if emulation.has_latency else (0.0, 0.0))])
     return {

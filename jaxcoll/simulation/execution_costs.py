@@ -69,7 +69,8 @@ class ExecutionCosts:
         order: which messages a rank finishes before others, an ``ExecutionOrder`` or its name:
             "links" where messages move by themselves, "steps" and "rounds" where a rank's steps or
             permutes follow one another.
-        half_duplex: whether two ranks that send to each other share the time of one direction.
+        half_duplex: whether two ranks that send to each other share the time of one direction; of
+            "steps" and "rounds" alone.
         source: where the numbers come from.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
@@ -104,6 +105,11 @@ class ExecutionCosts:
             raise TuneError(f"the native cost of {twice[0]} is given twice; give it once")
         checks.flag_fields(self, TuneError, "shared", "half_duplex")
         checks.put(self, order=order_of(self.order))
+        if self.half_duplex and not self.order.waits:
+            raise TuneError(
+                "half_duplex is of machines whose ranks wait, order 'steps' or 'rounds', not of "
+                f"order {self.order.name!r}"
+            )
         for name in ("source", "machine"):
             checks.text(getattr(self, name), name, TuneError)
 

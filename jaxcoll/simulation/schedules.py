@@ -69,6 +69,11 @@ def simulate(
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     if costs is not None and costs.order.waits:
+        if not by.is_linear:
+            raise ScheduleError(
+                f"link model {by.name!r} is a law of messages that links serve one by one, and in "
+                f"order {costs.order.name!r} the messages of a block share links; leave one out"
+            )
         return _in_order(schedule, size, by.name, framing, costs, charge)
     hop_ptr, hop_link = _hops(schedule, edge)
     found = _durations(schedule, size, by, framing, hop_ptr, hop_link)
@@ -112,8 +117,9 @@ def _in_order(
     last = as_fraction(float(end.max(initial=0.0)))
     clock = Clock(max(last, Fraction(1, 2**40)) / 2**52, False)
     per_tick = float(clock.tick)
-    ticks = [np.rint(part / per_tick).astype(np.int64) for part in (serial, end - start, start)]
-    busy, delay, begin = ticks[0], np.repeat(ticks[1], count), np.repeat(ticks[2], count)
+    busy, until = (np.ceil(part / per_tick).astype(np.int64) for part in (serial, end))
+    begin = np.floor(start / per_tick).astype(np.int64)
+    begin, delay = np.repeat(begin, count), np.repeat(until - begin, count)
     case = np.arange(len(busy), dtype=np.int32)
     hops = kernels.Hops(flows.ptr, flows.link.astype(np.int32), case, busy, delay)
     return Timeline(schedule, size, model, clock, hops, begin, framing, charge)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -49,7 +50,7 @@ def namespaces() -> str:
 
 @given(strategies.topologies(2, 9, switches=True, parallel=True))
 def test_routes_are_the_shortest_along_links(topology):
-    plan = emulation._cables(Emulation(topology, Fraction(1), False))
+    plan: Any = emulation._cables(Emulation(topology, Fraction(1), False))
     graph = nx.DiGraph(list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)))
     distance = dict(nx.all_pairs_shortest_path_length(graph))
     for v in range(topology.num_vertices):

@@ -26,7 +26,7 @@ from jaxcoll.prove import NotProved, NotRead, fields, native, prove_text
 from jaxcoll.prove.answers import Asked
 from tests.io.mutations import VALUES, mutated_json
 
-ANYTHING = Asked(None, None, 0, None)
+ANYTHING = Asked(None, None, (0,), None)
 MANY, VERY_MANY = 1_500, 1_000_000
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import Collective, topologies
-from jaxcoll.errors import CollectiveError, TopologyError, TuneError
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError, TuneError
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.numerics.edge_colouring import max_degree
+from jaxcoll.simulation import LinkModel
 from jaxcoll.simulation.execution_costs import ExecutionCosts, shipped_costs
 from jaxcoll.simulation.execution_order import (
     LINKS,
@@ -192,7 +193,8 @@ def test_between_processes_permutes_follow_one_another():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_costs_are_kept_with_their_order(order):
-    costs = ExecutionCosts("cpu", 1, 1, 1, 1, order=ORDERS[order], half_duplex=True, machine="m")
+    by = ORDERS[order]
+    costs = ExecutionCosts("cpu", 1, 1, 1, 1, order=by, half_duplex=by.waits, machine="m")
     assert measured_costs.loads(measured_costs.dumps({"m, 2 ranks": costs})) == {
         "m, 2 ranks": costs
     }
@@ -208,5 +210,13 @@ def test_files_from_before_orders_are_read():
 def test_refusals():
     with pytest.raises(TuneError, match=r"order of execution.*links"):
         ExecutionCosts("cpu", 0, 0, 0, 0, order="chaos")  # type: ignore[arg-type]
+    with pytest.raises(TuneError, match="half_duplex is of machines whose ranks wait"):
+        ExecutionCosts("cpu", 0, 0, 0, 0, half_duplex=True)
+    ring = topologies.ring(2)
+    law = LinkModel("mine", law=lambda link, nbytes, serial, alpha, ready, start: (serial, serial))
+    schedule = jc.synthesize(ring, "all_gather", "ring")
+    costs = dataclasses.replace(FREE, order=ROUNDS)
+    with pytest.raises(ScheduleError, match=r"'mine' is a law.*'rounds'"):
+        jc.simulate(schedule, 8, law, execution=costs)
     with pytest.raises(TuneError, match="half_duplex"):
         ExecutionCosts("cpu", 0, 0, 0, 0, half_duplex=2)  # type: ignore[arg-type]

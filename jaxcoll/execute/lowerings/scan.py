@@ -53,6 +53,11 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
 # ---------------------------------------------------------------------- stages
 
 
+# Sets of permutes that run together in some step of a stage, each a branch of its body. Steps with
+# more sets than that run all permutes.
+_MOST_BRANCHES = 16
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slot:
     """One permute of a stage's body.
@@ -118,17 +123,19 @@ def _stage(
         add[c, t, v, : r.size] = r.add[v]
     group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
     kind = program.collective.traits
+    runs = (recv >= 0).any((2, 3))
+    if not skips or len(np.unique(runs.T, axis=0)) > _MOST_BRANCHES:
+        runs = np.ones_like(runs)
     slots = []
     for c in range(shape[0]):
         pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
-        runs_here = (recv[c] >= 0).any((1, 2)) if skips else np.ones(len(steps), bool)
         for u, v in pairs if kind.copies and kind.starts_with_shard else ():
             # Idle entries carry the sender's own first chunk, which may go anywhere in its group:
             # rows that all ranks write need no select.
             if group[u] == group[v]:
-                idle = (recv[c, :, v] < 0) & runs_here[:, None]
+                idle = (recv[c, :, v] < 0) & runs[c][:, None]
                 recv[c, :, v][idle] = send[c, :, u][idle] = program.group_index[u] * k
-        slots.append(Slot(pairs, send[c], recv[c], add[c], runs_here))
+        slots.append(Slot(pairs, send[c], recv[c], add[c], runs[c]))
     return tuple(slots)
 
 
@@ -154,20 +161,20 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         ]
         return [part[0] if len(part) == 1 else lax.concatenate(part, 0) for part in parts]
 
+    def permuted(ready, runs):
+        each = zip(stage, ready, runs, strict=True)
+        return [setting.axes.permute(v, slot.pairs) if run else v for slot, v, run in each]
+
     def body(carry, now):
         buffer, ready = carry
-        ahead, places, runs_now = now
+        ahead, places, branch = now
         # All permutes of a step start from rows that are in the carry already, before anything is
         # written: they are in flight together, and the buffer is updated in place.
-        if not flags:
+        if len(branches) == 1:
             arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
         else:
-            arrived = [
-                lax.cond(
-                    flag, functools.partial(setting.axes.permute, pairs=slot.pairs), lambda v: v, v
-                )
-                for slot, flag, v in zip(stage, runs_now, ready, strict=True)
-            ]
+            # One conditional for all permutes of a step: those of two would be in no order.
+            arrived = lax.switch(branch, branches, ready)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
                 buffer = put(buffer, rows, r, where, width, setting.op)
@@ -178,8 +185,10 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
     first = jax.tree.map(lambda rows: rows[0], sent)
     # The last iteration reads its own rows again; nothing uses them.
     ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
-    always = all(slot.runs.all() for slot in stage)
-    flags = [] if always else [jnp.asarray(slot.runs) for slot in stage]
+    # Which permutes run in a step, by the number of a branch.
+    used, branch_of = np.unique([slot.runs for slot in stage], axis=1, return_inverse=True)
+    branches = [functools.partial(permuted, runs=column) for column in used.T.tolist()]
+    numbers = jnp.asarray(branch_of.ravel(), jnp.int32)
     carry = (buffer, sources(buffer, first))
     if target != "cpu":
         # XLA inlines a loop that runs once, and its permutes would start one by one.
@@ -188,9 +197,9 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         # Inlined, XLA would also copy the buffer, as it misses that the body reads before it
         # writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
-        now = jax.tree.map(lambda rows: rows[0], (ahead, placed, flags))
+        now = jax.tree.map(lambda rows: rows[0], (ahead, placed, numbers))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]
-    (buffer, _), _ = lax.scan(body, carry, (ahead, placed, flags))
+    (buffer, _), _ = lax.scan(body, carry, (ahead, placed, numbers))
     return buffer
 
 
