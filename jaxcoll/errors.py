@@ -1,7 +1,7 @@
 """Errors and warnings of the library.
 
-Errors are ``ValueError``s. Each states the value, the expectation and the remedy; a warning the
-assumption, and how to replace it by a statement.
+Every error is a ``ValueError``: it states the value, the expectation and the remedy. A warning
+states the assumption, and how to replace it by a statement.
 """
 
 import sys
