@@ -91,6 +91,19 @@ class Edges:
         """The links of one edge."""
         return tuple(int(x) for x in self.path_link[self.path_ptr[edge] : self.path_ptr[edge + 1]])
 
+    def paths_of(self, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The links of some edges, each as often as it is named, one path after another.
+
+        Returns:
+            ptr and link: the links of the i-th are ``link[ptr[i]:ptr[i + 1]]``; int64 and int32.
+        """
+        if (self.hops == 1).all():
+            return np.arange(len(edge) + 1), self.path_link[edge]
+        hops = self.hops[edge]
+        ptr = np.concatenate([[0], np.cumsum(hops)])
+        offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
+        return ptr, self.path_link[np.repeat(self.path_ptr[edge], hops) + offset]
+
     def check(self, topology: Topology) -> None:
         """Refuse edges that do not run over the topology's links from source to destination.
 

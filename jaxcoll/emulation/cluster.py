@@ -109,7 +109,6 @@ def run_ranks(plan: dict) -> int:
     host, width = os.uname().nodename, len(str(plan["ranks"] - 1))
     ended: list[tuple[int, int]] = []
     change, out = threading.Condition(), threading.Lock()
-    processes = []
 
     def follow(rank: int, process: subprocess.Popen) -> None:
         for line in process.stdout or ():
@@ -134,7 +133,6 @@ def run_ranks(plan: dict) -> int:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", env=_environment(plan, rank),
         )  # fmt: skip
-        processes.append(process)
         threading.Thread(target=follow, args=(rank, process), daemon=True).start()
     for seen in range(plan["ranks"]):
         with change:

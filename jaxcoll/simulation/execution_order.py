@@ -109,11 +109,8 @@ def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:
     block = np.asarray(schedule.step[first], np.int64)
     if order.by_round:
         block, size = _in_rounds(schedule, src, dst, block, size)
-    hops = edges.hops[edge]
-    ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
-    offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
-    link = edges.path_link[np.repeat(edges.path_ptr[edge], hops) + offset].astype(np.int64)
-    return Flows(src, dst, block, size.astype(np.float64), ptr, link)
+    ptr, link = edges.paths_of(edge)
+    return Flows(src, dst, block, size.astype(np.float64), ptr, link.astype(np.int64))
 
 
 def _in_rounds(

@@ -69,13 +69,8 @@ def simulate(
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     if costs is not None and costs.order.waits:
-        if not by.is_linear:
-            raise ScheduleError(
-                f"link model {by.name!r} is a law of messages that links serve one by one, and in "
-                f"order {costs.order.name!r} the messages of a block share links; leave one out"
-            )
-        return _in_order(schedule, size, by.name, framing, costs, charge)
-    hop_ptr, hop_link = _hops(schedule, edge)
+        return _in_order(schedule, size, by, framing, costs, charge)
+    hop_ptr, hop_link = schedule.edges.paths_of(edge)
     found = _durations(schedule, size, by, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
     # Without sends, as of groups of one rank, there may be chunks of any number.
@@ -100,12 +95,21 @@ def simulate(
 def _in_order(
     schedule: Schedule,
     size: Fraction,
-    model: str,
+    model: LinkModel,
     framing: Framing | None,
     costs: ExecutionCosts,
     charge: Fraction,
 ) -> Timeline:
-    """The run of a machine whose ranks go through blocks one after the other."""
+    """The run of a machine whose ranks go through blocks one after the other.
+
+    Raises:
+        ScheduleError: the model is a law.
+    """
+    if not model.is_linear:
+        raise ScheduleError(
+            f"link model {model.name!r} is a law of messages that links serve one by one, and in "
+            f"order {costs.order.name!r} the messages of a block share links; leave one out"
+        )
     flows = flows_of(schedule, float(size), costs.order)
     if framing is not None:
         on_link = [float(framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
@@ -122,7 +126,7 @@ def _in_order(
     begin, delay = np.repeat(begin, count), np.repeat(until - begin, count)
     case = np.arange(len(busy), dtype=np.int32)
     hops = kernels.Hops(flows.ptr, flows.link.astype(np.int32), case, busy, delay)
-    return Timeline(schedule, size, model, clock, hops, begin, framing, charge)
+    return Timeline(schedule, size, model.name, clock, hops, begin, framing, charge)
 
 
 def _queues(
@@ -155,16 +159,6 @@ def check_request(nbytes: Number, model: str | LinkModel) -> tuple[Fraction, Lin
     """The bytes as a rational, and the link model; refuses what cannot be simulated."""
     by = link_model(model)
     return as_fraction(checks.nbytes(nbytes, ScheduleError)), by
-
-
-def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    edges = schedule.edges
-    if (edges.hops == 1).all():
-        return np.arange(len(edge) + 1), edges.path_link[edge]
-    hops = edges.hops[edge]
-    ptr = np.concatenate([[0], np.cumsum(hops)])
-    offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
-    return ptr, edges.path_link[np.repeat(edges.path_ptr[edge], hops) + offset]
 
 
 def _durations(

@@ -131,9 +131,15 @@ def cheapest(
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
     if chosen is None:
         return default_schedule(place.collective, 0, place.platform)
-    with without_numba(is_small(place.collective)):
-        verify(chosen)
-    return chosen
+    return _verified(chosen)
+
+
+@functools.lru_cache(maxsize=256)
+def _verified(schedule: Schedule) -> Schedule:
+    # Once for all calls that run it, and of the candidates none that does not run.
+    with without_numba(is_small(schedule.collective)):
+        verify(schedule)
+    return schedule
 
 
 def loses_nans(op: str, dtype, platform: str) -> bool:
@@ -177,21 +183,22 @@ def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Syn
     Returns:
         Synthesizers with numbers of chunks per shard, in the order of the registry.
     """
-    portfolio = Portfolio(problem.nbytes or 1, names=tuple(names))
     pairs = sum(len(group) ** 2 for group in problem.collective.groups)
     most = max(_LEAST_WORK, _WORK_PER_PAIR * pairs)
+    series: dict[Synthesizer, list[Sequence[int]]] = {}
+    with without_numba(is_small(problem.collective)):
+        for climb in Portfolio(problem.nbytes or 1, names=tuple(names)).candidates(problem):
+            series.setdefault(climb.synthesizer, []).append(climb.left)
     return [
         (maker, count)
-        for maker in dict.fromkeys(climb.synthesizer for climb in portfolio.candidates(problem))
-        for count in _few(maker, problem)
+        for maker, found in series.items()
+        for count in _few(found)
         if maker.work(problem.with_chunks(count)) <= most
     ]
 
 
-def _few(maker: Synthesizer, problem: Problem) -> list[int]:
-    """One chunk per shard, and the few that load a network's links evenly."""
-    with without_numba(is_small(problem.collective, maker.name)):
-        series = maker.worth_trying(problem)
+def _few(series: Iterable[Sequence[int]]) -> list[int]:
+    """One chunk per shard, and the few of each series that load a network's links evenly."""
     counts = {count for some in series for count in some[:_COUNTS] if count <= _MOST_CHUNKS}
     return sorted({1, *counts})
 
@@ -235,7 +242,7 @@ def _native(
         made = [
             _made(maker, problem.with_chunks(count))
             for maker in _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
-            for count in _few(maker, problem)
+            for count in _few(maker.worth_trying(problem))
         ]
         times = [_on_links(each, nbytes, costs) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
