@@ -47,6 +47,8 @@ _PAYLOAD = Fraction(1448, 1514)
 # Ranks whose processes fit: each takes about this much memory before it does anything.
 _RANK_BYTES = 400 * 2**20
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
+# Where Debian has some of them, and the path of its users has not.
+_MORE_PATHS = ("/usr/sbin", "/sbin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Emulation:
             "network": schedules_json.dumps(self.network),
         }
         begun = [*_unshared(), sys.executable, str(Path(__file__).with_name("cluster.py"))]
-        process = subprocess.Popen(begun, stdin=subprocess.PIPE, text=True)
+        process = subprocess.Popen(begun, stdin=subprocess.PIPE, text=True, env=_with_tools())
         try:
             process.communicate(json.dumps(plan))
         except BaseException:  # Ctrl-C: the namespaces end with their first process
@@ -206,6 +208,12 @@ def _next_hops(network: Topology, pairs: list[tuple[int, int]]) -> list[dict[int
     return following
 
 
+def _with_tools() -> dict[str, str]:
+    """This environment, with the folders of the tools in its path."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_PATHS])
+    return {**os.environ, "PATH": path}
+
+
 def _unshared() -> list[str]:
     """The command that begins the namespaces."""
     flags = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -215,11 +223,11 @@ def _unshared() -> list[str]:
 def _check_tools() -> None:
     if sys.platform != "linux":
         raise TopologyError(f"networks are emulated by Linux; this is {sys.platform}")
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    environment = _with_tools()
     for tool, package in _TOOLS.items():
-        if shutil.which(tool, path=path) is None:
+        if shutil.which(tool, path=environment["PATH"]) is None:
             raise TopologyError(f"networks are emulated by {tool}; install {package}")
-    tried = subprocess.run([*_unshared(), "true"], capture_output=True, text=True)
+    tried = subprocess.run([*_unshared(), "true"], capture_output=True, text=True, env=environment)
     if tried.returncode:
         why = tried.stderr.strip().splitlines()[-1:] or ["no reason given"]
         raise TopologyError(
@@ -230,7 +238,8 @@ def _check_tools() -> None:
 
 def _has_netem() -> bool:
     """Whether the kernel delays packets; it says so of a device that ends with the trial."""
-    if sys.platform != "linux" or any(shutil.which(tool) is None for tool in ("unshare", "tc")):
+    environment = _with_tools()
+    if sys.platform != "linux" or shutil.which("unshare", path=environment["PATH"]) is None:
         return False
     command = [*_unshared(), "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    return subprocess.run(command, capture_output=True, env=environment).returncode == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -107,6 +108,7 @@ def _environment(plan: dict, rank: int) -> dict[str, str]:
 def run_ranks(plan: dict) -> int:
     """Run the command in every rank's namespace; 0, or the status of the first that fails."""
     host, width = os.uname().nodename, len(str(plan["ranks"] - 1))
+    ip = shutil.which("ip") or "ip"  # the path of ranks is the user's, which may not have it
     ended: list[tuple[int, int]] = []
     change, out = threading.Condition(), threading.Lock()
 
@@ -126,7 +128,7 @@ def run_ranks(plan: dict) -> int:
             file.write(f"127.0.0.1 localhost\n{_address(rank)} {host}\n")
         # gloo asks for the address of the host's own name: each rank has a file of hosts.
         command = [
-            "ip", "netns", "exec", _name(rank), "sh", "-c",
+            ip, "netns", "exec", _name(rank), "sh", "-c",
             'mount --bind "$0" /etc/hosts && exec "$@"', hosts, *plan["command"],
         ]  # fmt: skip
         process = subprocess.Popen(

@@ -122,6 +122,13 @@ def test_a_rank_that_fails_ends_the_others(capfd):
 
 
 @needs_namespaces
+def test_tools_are_found_where_the_path_has_them_not(monkeypatch, capfd):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert emulate(topologies.ring(2, bandwidth=1e6), ["sh", "-c", "echo $PATH"]) == 0
+    assert capfd.readouterr().out.count("] /usr/bin:/bin\n") == 2
+
+
+@needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_its_end(number):
     before = namespaces()
