@@ -214,9 +214,9 @@ _CPU = ExecutionCosts(
 
 # Processes on CPUs, by gloo over TCP: XLA runs the permutes of a program one after the other, and a
 # pair of sockets carries one direction at a time (measured between network namespaces whose cables
-# had 12.5 to 200 Mbit/s: an exchange takes twice the time of a shift). The seconds of a round are of
-# the right magnitude only, and the bytes are those of one host: on such cables neither weighs
-# anything. ``jax.lax`` gets the benefit of the doubt: where the network is unknown it runs.
+# had 12.5 to 200 Mbit/s: an exchange takes twice the time of a shift). The seconds of a round are
+# of the right magnitude only, and the bytes are those of one host: on such cables neither weighs
+# much. ``jax.lax`` gets the benefit of the doubt: where the network is unknown it runs.
 _PROCESSES = ExecutionCosts(
     "cpu",
     permute=200e-6,
