@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from jaxcoll.cli.networks import network_options
+from jaxcoll.cli.quantities import print_json
+from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
 
@@ -12,13 +14,14 @@ from jaxcoll.progress import working
 @network_options
 @click.argument("command", nargs=-1, required=True)
 @click.option("--scale", type=float, help="Of all bandwidths; by the cores here if not given.")
-def emulate(network, command, scale) -> int:
+@as_json
+def emulate(network, command, scale, as_json) -> int:
     """Run a program once per rank on a network that is not here, made of cables on this machine.
 
     Every rank is a process in a network namespace, every link a cable of its bandwidth. In each
     process jax.distributed.initialize() finds the others, and JAXCOLL_NETWORK names a file of the
-    network as it is emulated. Lines begin with the rank that printed them. Needs Linux, iproute2,
-    and root or user namespaces.
+    network as it is emulated. Lines begin with the rank that printed them; with --json they go to
+    stderr. Needs Linux, iproute2, and root or user namespaces.
 
     \b
     jaxcoll emulate torus:2x4 --bandwidth 50Mbit/s -- python train.py
@@ -27,15 +30,17 @@ def emulate(network, command, scale) -> int:
 
     with working("measuring this machine"):
         emulation = Emulation.of(network, scale)
-    if emulation.scale != 1:
-        click.echo(
-            f"emulate: bandwidths are {float(emulation.scale):.3g} of the network's, which "
-            "is what these cores carry, and latencies longer by as much",
-            err=True,
-        )
-    if not emulation.has_latency and network.alpha.any():
-        click.echo(
-            "emulate: this kernel has no netem: cables have no latency but their own, some 0.1 ms",
-            err=True,
-        )
-    return emulation.run(command)
+
+    def say(difference: str) -> None:
+        click.echo(f"emulate: {difference}", err=True)
+
+    status = emulation.run(command, say=None if as_json else say, to_stderr=as_json)
+    if as_json:
+        print_json(
+            {
+                "network": str(emulation.network), "ranks": emulation.network.num_ranks,
+                "scale": float(emulation.scale), "latency": emulation.has_latency,
+                "status": status,
+            }
+        )  # fmt: skip
+    return status

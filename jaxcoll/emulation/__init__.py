@@ -25,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -97,7 +97,14 @@ class Emulation:
         network = topology if factor == 1 else _slowed(topology, factor)
         return cls(network, factor, _has_netem())
 
-    def run(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] | None = None,
+        to_stderr: bool = False,
+    ) -> int:
         """Run a command once per rank; each line that a rank prints begins with its number.
 
         In its environment ``jax.distributed.initialize()`` finds everything,
@@ -108,6 +115,8 @@ class Emulation:
         Args:
             command: program and arguments.
             environment: variables beside those of this process.
+            say: called with what differs from the network asked for, before anything runs.
+            to_stderr: whether the lines of ranks go to stderr; to stdout otherwise.
 
         Returns:
             0, or the exit status of the rank that failed first.
@@ -122,6 +131,8 @@ class Emulation:
         if shutil.which(words[0]) is None:
             raise TopologyError(f"there is no program {checks.shown(words[0])} to emulate")
         _check_tools()
+        for difference in self.differences() if say else ():
+            say(difference)
         plan = {
             **_cables(self),
             "command": words,
@@ -129,7 +140,10 @@ class Emulation:
             "network": schedules_json.dumps(self.network),
         }
         begun = [*_unshared(), sys.executable, str(Path(__file__).with_name("cluster.py"))]
-        process = subprocess.Popen(begun, stdin=subprocess.PIPE, text=True, env=_with_tools())
+        process = subprocess.Popen(
+            begun, stdin=subprocess.PIPE, stdout=2 if to_stderr else None, text=True,
+            env=_with_tools(),
+        )  # fmt: skip
         try:
             process.communicate(json.dumps(plan))
         except BaseException:  # Ctrl-C: the namespaces end with their first process
@@ -137,6 +151,20 @@ class Emulation:
             process.wait()
             raise
         return process.returncode
+
+    def differences(self) -> list[str]:
+        """How the network differs from the one asked for, in sentences without a capital."""
+        found = []
+        if self.scale != 1:
+            found.append(
+                f"bandwidths are {float(self.scale):.3g} of the network's, and latencies longer by "
+                "as much"
+            )
+        if not self.has_latency and self.network.alpha.any():
+            found.append(
+                "this kernel has no netem: cables have no latency but their own, some 0.1 ms"
+            )
+        return found
 
 
 def emulate(

@@ -21,6 +21,7 @@ from click.shell_completion import ShellComplete
 import jaxcoll as jc
 from jaxcoll.cli import application
 from tests.cli.calls import ROOT, WITHOUT_JAX, called, refused
+from tests.emulation.test_emulation import can_emulate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Case:
         needs_jax: whether it is refused where there is no JAX.
         writes: whether a file is its result.
         takes: arguments and options (by their names in click) for which nonsense is a value.
+        works_here: whether this machine has all that it needs.
     """
 
     arguments: tuple[str, ...] = ()
@@ -39,6 +41,7 @@ class Case:
     needs_jax: bool = False
     writes: bool = False
     takes: frozenset[str] = frozenset()
+    works_here: bool = True
 
 
 STEP = ("users_step:step", "f32[8,8]", "f32[4,8]")
@@ -72,6 +75,9 @@ CASES = {
     ),
     # Compilers of targets are not in every environment, so only what is here is listed.
     "targets": Case(needs_jax=True, takes=frozenset({"maker", "axes", "out"})),
+    "emulate": Case(
+        ("ring:2", "true"), ("--bandwidth", "1MB/s"), works_here=can_emulate()
+    ),
     "doctor": Case(),
     "completion": Case(("bash",)),
 }  # fmt: skip
@@ -130,6 +136,8 @@ def files(folder) -> dict[str, str]:
 
 def case_of(name: str) -> Case:
     assert name in CASES, f"say in CASES how {name!r} is called"
+    if not CASES[name].works_here:
+        pytest.skip(f"{name} needs what is not here")
     return CASES[name]
 
 
@@ -236,7 +244,8 @@ def test_a_device_that_is_missing_is_said(capsys, monkeypatch):
 
 def test_without_jax_all_work_that_need_none_and_the_others_say_what_to_type(folder):
     """In one process; ``doctor`` fails there, as it is asked whether all is here."""
-    calls = [[*whole(name, case), "--json"] for name, case in CASES.items()]
+    cases = {name: case for name, case in CASES.items() if case.works_here}
+    calls = [[*whole(name, case), "--json"] for name, case in cases.items()]
     program = (
         f"{WITHOUT_JAX}import io, json, sys\n"
         "from contextlib import redirect_stderr, redirect_stdout\n"
@@ -251,7 +260,7 @@ def test_without_jax_all_work_that_need_none_and_the_others_say_what_to_type(fol
         capture_output=True, text=True, check=True, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    for (name, case), line in zip(CASES.items(), done.stdout.splitlines(), strict=True):
+    for (name, case), line in zip(cases.items(), done.stdout.splitlines(), strict=True):
         code, out, err = json.loads(line)
         if case.needs_jax:
             assert (code, out) == (2, ""), name
