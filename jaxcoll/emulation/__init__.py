@@ -131,8 +131,9 @@ class Emulation:
         if shutil.which(words[0]) is None:
             raise TopologyError(f"there is no program {checks.shown(words[0])} to emulate")
         _check_tools()
-        for difference in self.differences() if say else ():
-            say(difference)
+        if say is not None:
+            for difference in self.differences():
+                say(difference)
         plan = {
             **_cables(self),
             "command": words,
