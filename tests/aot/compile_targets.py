@@ -25,7 +25,7 @@ from jaxcoll.execute.choice.configured import default_schedule, schedule_of
 from jaxcoll.execute.choice.transports import TRANSPORTS
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.kinds import NAMES, those
+from jaxcoll.kinds import those
 from jaxcoll.synth import Bucket
 from jaxcoll.tune import tasks_of
 
@@ -66,7 +66,8 @@ def main(name: str, wrap: str, which: str) -> None:
         for lowering in lowerings:
             row(target, schedule, synthesizer, lowering)
     if which == "rest":
-        for kind in sorted(set(NAMES) - set(GATHERS)):
+        # A kind without a dual has no derivative, and no function that runs it.
+        for kind in sorted(those(lambda kind: kind.dual is not None) - set(GATHERS)):
             schedule = default_schedule(Collective(kind, n, root=1 if kind in ROOTED else None))
             for lowering in LOWERINGS:
                 row(target, schedule, "default", lowering)
