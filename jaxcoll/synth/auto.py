@@ -219,7 +219,9 @@ class Portfolio(Synthesizer):
         for name in self.names or REGISTRY:
             kind = REGISTRY[name]
             variants = kind.variants(not problem.any_chunks) or ((kind(),) if self.names else ())
-            found += [each.suited(problem.topology).with_nbytes(self.nbytes) for each in variants]
+            for each in variants:
+                suited = each.suited(problem.topology).with_nbytes(self.nbytes)
+                found += suited.in_order(costs_of(self.execution))
         return [
             _Climb(synthesizer, counts)
             for synthesizer in dict.fromkeys(found)
@@ -257,9 +259,11 @@ class _Race:
 
     def __init__(self, portfolio: Portfolio, problem: Problem, report: Report | None) -> None:
         self.portfolio, self.report = portfolio, report
-        self.problem = dataclasses.replace(problem, nbytes=portfolio.nbytes)
-        self.nbytes = as_fraction(portfolio.nbytes)
         self.execution = costs_of(portfolio.execution)
+        self.problem = dataclasses.replace(
+            problem, nbytes=portfolio.nbytes, execution=self.execution
+        )
+        self.nbytes = as_fraction(portfolio.nbytes)
         self.model = link_model(portfolio.model)
         # Of what schedules can do: switches that copy and add might do better, and never will here.
         network = self.model.bounded_by(problem.topology.forwarding_only())

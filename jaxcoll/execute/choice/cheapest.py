@@ -164,7 +164,7 @@ def candidates(
     """
     nbytes = max(nbytes, 1)
     links = default_topology(collective.num_ranks) if topology is None else topology
-    problem = Problem(links, collective, float(nbytes), any_chunks=True)
+    problem = Problem(links, collective, float(nbytes), execution=costs, any_chunks=True)
     found = [
         _scheduled(maker, problem.with_chunks(count), costs, topology)
         for maker, count in worth_tracing(problem, () if topology else _WITHOUT_LINKS)
@@ -187,7 +187,8 @@ def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Syn
     most = max(_LEAST_WORK, _WORK_PER_PAIR * pairs)
     series: dict[Synthesizer, list[Sequence[int]]] = {}
     with without_numba(is_small(problem.collective)):
-        for climb in Portfolio(problem.nbytes or 1, names=tuple(names)).candidates(problem):
+        portfolio = Portfolio(problem.nbytes or 1, names=tuple(names), execution=problem.execution)
+        for climb in portfolio.candidates(problem):
             series.setdefault(climb.synthesizer, []).append(climb.left)
     return [
         (maker, count)

@@ -228,6 +228,14 @@ class Synthesizer(abc.ABC):
         """The variant as auto tries it on a network."""
         return self
 
+    def in_order(self, execution: ExecutionCosts | None) -> tuple[Self, ...]:
+        """Itself, and the variants worth trying in the order in which a machine does its messages.
+
+        Args:
+            execution: the machine's; each link works by itself when None.
+        """
+        return (self,)
+
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Series of chunk counts worth trying, each with the fewest first.
 
@@ -372,8 +380,13 @@ class Synthesizer(abc.ABC):
         shown = [f"{name}={value}" for name, value in said.items() if value != usual[name]]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
-    def _order_for(self, problem: Problem) -> Number:
-        # The bytes asked for, else those of the algorithm's own field, else the usual bucket.
+    def _order_for(self, problem: Problem) -> Number | None:
+        # Ranks that wait run a reversed schedule in its reversed steps. Elsewhere it is put in
+        # order for the bytes asked for, else those of the algorithm's own field, else the usual
+        # bucket.
+        costs = costs_of(problem.execution)
+        if costs is not None and costs.order.waits:
+            return None
         own: Number | None = getattr(self, "nbytes", None)
         return problem.nbytes or own or BUCKET_BYTES
 

@@ -10,7 +10,7 @@ On a grid of 4 x 4 a ring of all ranks takes 15 steps, rings along both dimensio
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.synth.building.base import IN_BLOCKS, LATER, ONE_CHUNK, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import ranks_per_host
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
@@ -98,12 +99,17 @@ class HierarchicalRing(Synthesizer):
         inner: ranks of a block, which divides the ranks of every group; None for those of a host
             (what the links above the least bandwidth join), or the innermost dimension of a network
             that is a grid.
+        alternating: whether of two blocks no two ranks send to each other in one step: what leaves
+            the first block goes to equal indices, and what leaves the second to the next ones, so
+            that messages between them follow a circle that alternates. Pairs of processes that
+            are half duplex leave a cable idle otherwise, whichever of each pair sends first.
 
     Raises:
-        CollectiveError: ``inner`` is less than 1.
+        CollectiveError: ``inner`` is less than 1, or ``alternating`` is no flag.
     """
 
     inner: int | None = None
+    alternating: bool = False
 
     name: ClassVar[str] = "hierarchical_ring"
     series: ClassVar[tuple[Counts, ...]] = ((1, 2),)  # one for each way round
@@ -112,12 +118,19 @@ class HierarchicalRing(Synthesizer):
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
+        checks.flag_fields(self, CollectiveError, "alternating")
+
+    def in_order(self, execution: ExecutionCosts | None) -> tuple[Self, ...]:
+        if execution is None or not execution.half_duplex:
+            return (self,)
+        return (self, dataclasses.replace(self, alternating=True))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: blocks do not divide a group.
+            CollectiveError: blocks do not divide a group, or ``alternating`` blocks are not two of
+                two ranks or more.
             TopologyError: ``inner`` is None and the network has neither hosts nor a grid.
         """
         inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
@@ -130,12 +143,33 @@ class HierarchicalRing(Synthesizer):
                     f"{len(group)}; give another inner="
                 )
             shape = (len(group) // inner, inner)
+            if self.alternating and (shape[0] != 2 or inner == 1):
+                raise CollectiveError(
+                    f"{self.name} alternates between two blocks of two ranks or more; a group of "
+                    f"{len(group)} has {shape[0]} of {inner}; leave alternating out"
+                )
             # Dimension 0 goes across blocks, dimension 1 inside one. The all_gather goes across
             # first, so that the reduce_scatter made of it starts inside the blocks.
             rings = {d: circle(side, both_ways=True) for d, side in enumerate(shape)}
-            return group, gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
+            sends = gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
+            return group, _alternating(sends, inner) if self.alternating else sends
 
         return gathered(topology, collective, in_blocks)
+
+
+def _alternating(sends: Sends, inner: int) -> Sends:
+    """The sends of two blocks in which the second sends to the next index in the first.
+
+    Index a of the first block then has the shard of a - 1 of the second, and brings it to its own.
+    """
+    src, dst, owner = sends.src, sends.dst, sends.owner
+    crosses = (src >= inner) & (dst < inner)
+    brings = (src < inner) & (dst < inner) & (owner >= inner)
+    return dataclasses.replace(
+        sends,
+        dst=np.where(crosses, (dst + 1) % inner, dst),
+        owner=np.where(brings, inner + (owner - inner - 1) % inner, owner),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
