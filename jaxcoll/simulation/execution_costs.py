@@ -23,7 +23,7 @@ from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation.execution_order import LINKS, ROUNDS, ExecutionOrder, order_of
+from jaxcoll.simulation.execution_order import LINKS, ROUNDS, STEPS, ExecutionOrder, order_of
 
 BACKENDS = ("cpu", "gpu", "tpu")
 NATIVE_KINDS = tuple(names_in("lax"))
@@ -230,7 +230,8 @@ _PROCESSES = ExecutionCosts(
     source="order measured between 8 processes over gloo; 0.2 ms per round is not measured",
 )
 
-# Compiled programs show one NCCL group per step (docs/targets.md), and two copies and one addition
+# Compiled programs show one NCCL group per step in one stream (docs/targets.md): a rank's steps
+# follow one another. They show two copies and one addition
 # of the bytes that arrive; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL
 # kernel takes about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged
 # all_to_all): nobody has measured it here, it is right within a factor of about two.
@@ -241,6 +242,7 @@ _GPU = ExecutionCosts(
     copied=1.2e-12,
     added=0.9e-12,
     native=tuple(NativeCost(kind, 10e-6, 0.0) for kind in NATIVE_KINDS),
+    order=STEPS,
     source="H100 data sheet, compiled programs, and about 10 us per NCCL launch; not measured",
 )
 
@@ -254,6 +256,7 @@ _TPU = ExecutionCosts(
     copied=1.4e-12,
     added=1.1e-12,
     native=tuple(NativeCost(kind, 2e-6, 0.0) for kind in NATIVE_KINDS),
+    order=STEPS,
     source="TPU v5p documentation, compiled programs, and about 1 us per permute; not measured",
 )
 
