@@ -141,7 +141,7 @@ def measured(
 
 
 def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[Row]:
-    """The rows of a case: what was measured, then what was predicted only."""
+    """The rows of a case, one per program; the default's says what was predicted of all others."""
     predicted, seconds = line["predicted"], line["seconds"]
     case = {
         "network": name,
@@ -150,6 +150,11 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
     }
     lax = statistics.median(seconds[LAX])
     least = bound(topology, line["collective"], line["nbytes"]).time
+    others = "; ".join(
+        f"{program} {1e3 * expected:.4g}"
+        for program, expected in predicted.items()
+        if program not in seconds and program != line["runs"]
+    )
     for program, calls in seconds.items():
         median = statistics.median(calls)
         yield {
@@ -162,10 +167,8 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
             "over lax": median / lax,
             "bound ms": 1e3 * least,
             "calls": len(calls),
+            **({"others, predicted ms": others} if program == DEFAULT else {}),
         }
-    for program, expected in predicted.items():
-        if program not in seconds and program != line["runs"]:
-            yield {**case, "program": program, "predicted ms": 1e3 * expected}
 
 
 # ---------------------------------------------------------------------- what they say together

@@ -1,8 +1,8 @@
 """The program of a rank: ``python rank.py PLAN ROWS``, started once per rank by ``emulate``.
 
 For each case, a collective and its bytes, it predicts all candidates, compiles ``jax.lax``, the
-default and the schedules that are to be measured, holds their values against those of ``jax.lax``,
-and times them in alternation. Rank 0 writes a line of JSON per case.
+default and the schedules that are to be measured, times them in alternation, and holds their values
+against those of ``jax.lax``. Rank 0 writes a line of JSON per case.
 
 A call begins when the last rank has entered it and ends when the last rank has its result. The
 clock is the machine's, which all its processes read.
@@ -79,37 +79,43 @@ class Rank:
             programs[DEFAULT] = made(jc)
         for each in tried:
             programs[each.name] = made(jc, schedule=each.runs)
-        values = {each: _local(run(x)) for each, run in programs.items()}
-        for each, found in values.items():
-            if not np.array_equal(found, values[LAX]):
-                raise ValueError(f"{each} of {kind}, {nbytes} B, differs from jax.lax")
         predicted = {each.name: each.seconds for each in best_of_each(explained).values()}
         predicted[DEFAULT] = explained.chosen.seconds
         calls = calls_in(plan, sum(predicted[each] for each in programs))
+        seconds, values = self._timed(programs, x, calls)
+        for each, found in values.items():
+            if not np.array_equal(found, values[LAX]):
+                raise ValueError(f"{each} of {kind}, {nbytes} B, differs from jax.lax")
         return {
             **case,
             "runs": explained.chosen.name,
             "predicted": predicted,
-            "seconds": self._timed(programs, x, calls),
+            "seconds": seconds,
         }
 
     def _timed(
         self, programs: Mapping[str, Program], x: jax.Array, calls: int
-    ) -> dict[str, list[float]]:
-        """Seconds of each call; the i-th calls of all programs are of one round."""
-        names = list(programs)
-        stamps = np.zeros((calls, len(names), 2), np.int64)
-        for call in range(calls):
+    ) -> tuple[dict[str, list[float]], dict[str, np.ndarray]]:
+        """Seconds of each call, and this rank's values of the last.
+
+        The i-th calls of all programs are of one round. The first call of a program is not timed,
+        but where there is a single one: it takes seconds, a first call milliseconds more.
+        """
+        names, first = list(programs), int(calls > 1)
+        stamps = np.zeros((first + calls, len(names), 2), np.int64)
+        values: dict[str, np.ndarray] = {}
+        for call in range(first + calls):
             for i in np.roll(range(len(names)), -call).tolist():
                 jax.block_until_ready(self._sum(self._ones))
                 stamps[call, i, 0] = perf_counter_ns()
-                jax.block_until_ready(programs[names[i]](x))
+                found = jax.block_until_ready(programs[names[i]](x))
                 stamps[call, i, 1] = perf_counter_ns()
+                values[names[i]] = np.asarray(found.addressable_data(0))
         # As pairs of 32 bits: JAX has no integers of 64 bits unless asked.
-        of_all = np.asarray(multihost_utils.process_allgather(stamps.view(np.int32)))
+        of_all = np.asarray(multihost_utils.process_allgather(stamps[first:].view(np.int32)))
         last = of_all.view(np.int64).max(axis=0)
         seconds = (last[..., 1] - last[..., 0]) / 1e9
-        return {name: seconds[:, i].tolist() for i, name in enumerate(names)}
+        return {name: seconds[:, i].tolist() for i, name in enumerate(names)}, values
 
     def _compiled(self, run: Program, is_same: bool, x: jax.Array) -> Program:
         out = PartitionSpec() if is_same else PartitionSpec(AXIS)
@@ -156,10 +162,6 @@ def maker_of(candidate: Candidate) -> str:
 def calls_in(plan: Mapping[str, Any], seconds: float) -> int:
     """Calls of each program of a case, whose programs take so many seconds by prediction."""
     return max(plan["least_calls"], min(plan["most_calls"], int(plan["seconds"] / seconds)))
-
-
-def _local(found: jax.Array) -> np.ndarray:
-    return np.asarray(found.addressable_data(0))
 
 
 def main(plan_path: str, rows_path: str) -> None:

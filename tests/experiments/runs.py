@@ -29,7 +29,7 @@ SLOW = (
     *("autoccl-fig-11", "forestcoll-fig-4-12b"),
     *("autoccl-fig-1", "autoccl-table-6", "autoccl-fig-7", "autoccl-fig-9-measured"),
     *("tacos-table-v", "tacos-fig-15a", "tacos-fig-15b", "tacos-fig-16a", "tacos-fig-16b"),
-    *("direct-connect-table-a-1", "tensorstate-regret"),
+    *("direct-connect-table-a-1", "tensorstate-regret", "wires"),
 )
 
 
