@@ -15,7 +15,7 @@ _NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _SIZES = (1 << 20, 1 << 22)
 _EFFORT = Effort(
-    best=1, by_chance=0, longest=1.5, seconds=6.0, least_calls=1, most_calls=5, seed=0
+    best=1, by_chance=0, longest=1.5, seconds=3.5, least_calls=1, most_calls=5, seed=0
 )  # fmt: skip
 
 

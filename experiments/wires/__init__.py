@@ -1,7 +1,7 @@
 """Collectives on cables: predicted and measured on emulated networks, beside ``jax.lax``.
 
 In reading order: ``networks`` (by name), ``rank`` (the program of a rank), ``measured`` (the study:
-its cases, its rows, and what they say together).
+its cases, its rows, and their summary).
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from __future__ import annotations
 from experiments.study import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "wires": Experiment("wires.measured", measured=("ms", "*error %", "*over lax")),
+    "wires": Experiment("wires.measured", measured=("ms", "*error %", "*over lax"), pictured=True),
 }

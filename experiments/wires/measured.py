@@ -44,12 +44,14 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """What is measured of a case, and how often.
+    """Programs of a case that are measured, and how often.
 
     All is decided by predictions, before anything is timed, so that it is the same in every run.
     """
 
-    best: Natural  # schedules beside the default, of as many synthesizers: the fastest by prediction
+    best: (
+        Natural  # schedules beside the default, of as many synthesizers: the fastest by prediction
+    )
     by_chance: Natural  # of the rest
     longest: Positive  # predicted seconds of a call beyond which no schedule is measured
     seconds: Positive  # predicted, of all timed calls of a case
@@ -87,7 +89,7 @@ class Wires(StudyConfig):
 
 
 def run(config: Wires) -> list[Row]:
-    """A row per network, collective, size and program, then what they say together."""
+    """A row per network, collective, size and program, then their summary."""
     rows = Rows()
     for name, topology in config.topologies().items():
         file = config.results / f"{name.replace(' ', '-').replace(',', '')}.jsonl"
@@ -171,7 +173,7 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
         }
 
 
-# ---------------------------------------------------------------------- what they say together
+# ---------------------------------------------------------------------- their summary
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -187,8 +189,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
             errors = [
                 abs(row["error %"])
                 for row in timed
-                if least <= row["KiB"] * _KIB < end
-                and (row["runs"] == LAX) == (what == LAX)
+                if least <= row["KiB"] * _KIB < end and (row["runs"] == LAX) == (what == LAX)
             ]
             if errors:
                 found.append(

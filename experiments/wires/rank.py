@@ -47,7 +47,7 @@ Program = Callable[[jax.Array], jax.Array]
 
 
 class Rank:
-    """What a rank has beside its cases: the network, the mesh, and a barrier."""
+    """A rank: the network, the mesh, and a barrier, beside its cases."""
 
     def __init__(self) -> None:
         self.network = jc.io.load(os.environ["JAXCOLL_NETWORK"])

@@ -19,7 +19,7 @@ from experiments.benchmarks import wires as benchmark
 from experiments.config import configuration
 from experiments.study import CheckError
 from experiments.wires import measured, rank
-from experiments.wires.measured import Effort, rows_of, summary
+from experiments.wires.measured import rows_of, summary
 from experiments.wires.networks import NETWORKS
 from jaxcoll import topologies
 from jaxcoll.execute.choice.cheapest import Candidate
@@ -125,6 +125,19 @@ def test_the_summary_counts_every_row_once(rows):
             assert max(row["most over lax"] for row in group) == max(ratios)
 
 
+def test_points_of_lax_stand_apart():
+    rows = [{"network": "all", "rows": 3}] + [
+        {"runs": runs, "predicted ms": 10.0**k, "ms": 2 * 10.0**k}
+        for k, runs in enumerate(["jax.lax", "ring", "tacos"])
+    ]
+    (axes,) = measured.figure(rows).axes
+    schedules, lax = (drawn.get_offsets().tolist() for drawn in axes.collections)
+    assert schedules == [[10, 20], [100, 200]]
+    assert lax == [[1, 2]]
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == list(line.get_ydata())
+
+
 def explained(*names: str, chosen: int = 0) -> SimpleNamespace:
     """Candidates with ``names``, a second slower each."""
     found = tuple(Candidate(name, object(), links=1.0 + i) for i, name in enumerate(names))  # type: ignore[arg-type]
@@ -159,9 +172,7 @@ def test_a_rank_that_fails_is_told(tmp_path, monkeypatch, capfd):
     network, effort = topologies.ring(2, bandwidth=1e6), configuration("wires", "ci").effort
     before = namespaces()
     with pytest.raises(CheckError, match=r"0 of 1 cases of the pair ran.*status 1"):
-        list(
-            measured.measured("pair", network, ["all_reduce"], [64], effort, tmp_path / "a.jsonl")
-        )
+        list(measured.measured("pair", network, ["all_reduce"], [64], effort, tmp_path / "a.jsonl"))
     assert "no values" in capfd.readouterr().out
     assert namespaces() == before
 
@@ -182,9 +193,7 @@ def test_values_are_those_of_lax_or_nothing_is_measured(tmp_path, capfd):
         patch.setattr(measured, "_PROGRAM", program)
         patch.setenv("PYTHONPATH", ".", prepend=":")
         with pytest.raises(CheckError, match="0 of 1 cases"):
-            list(
-                measured.measured("pair", network, ["all_reduce"], [4096], effort, tmp_path / "a")
-            )
+            list(measured.measured("pair", network, ["all_reduce"], [4096], effort, tmp_path / "a"))
     assert "differs from jax.lax" in capfd.readouterr().out
 
 
