@@ -168,6 +168,7 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
             "error %": 100 * (predicted[program] / median - 1),
             "over lax": median / lax,
             "bound ms": 1e3 * least,
+            "permutes": line["permutes"][program],
             "calls": len(calls),
             **({"others, predicted ms": others} if program == DEFAULT else {}),
         }
@@ -179,17 +180,24 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Errors of predictions by size, and the default beside ``jax.lax`` by network and collective.
 
-    Errors are shares of the measured time, without their sign.
+    Errors are shares of the measured time, without their sign. Where permutes count, "ms per
+    permute" is the median of what a permute took beyond its prediction.
     """
     timed = [row for row in rows if row.get("ms") is not None]
     sizes = {"from 1 MiB": (LARGE, np.inf), "below": (0, LARGE)}
     found: list[Row] = []
     for what in ("schedules", LAX):
         for size, (least, end) in sizes.items():
-            errors = [
-                abs(row["error %"])
+            chosen = [
+                row
                 for row in timed
                 if least <= row["KiB"] * _KIB < end and (row["runs"] == LAX) == (what == LAX)
+            ]
+            errors = [abs(row["error %"]) for row in chosen]
+            beyond = [
+                (row["ms"] - row["predicted ms"]) / row["permutes"]
+                for row in chosen
+                if row["permutes"]
             ]
             if errors:
                 found.append(
@@ -200,6 +208,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
                         "median error %": float(np.quantile(errors, 0.5)),
                         "90 % error %": float(np.quantile(errors, 0.9)),
                         "worst error %": max(errors),
+                        "ms per permute": float(np.median(beyond)) if beyond else None,
                         "rows": len(errors),
                     }
                 )

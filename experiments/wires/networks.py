@@ -47,7 +47,7 @@ def _hosts(speed: Fraction) -> Topology:
 
 
 def _rails(speed: Fraction) -> Topology:
-    speeds = (speed, speed * _BETWEEN)
+    speeds = (speed, speed)
     return topologies.multi_rail(2, 4, alpha=(0, 0), bandwidth=speeds)  # type: ignore[arg-type]
 
 

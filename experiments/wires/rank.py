@@ -79,8 +79,9 @@ class Rank:
             programs[DEFAULT] = made(jc)
         for each in tried:
             programs[each.name] = made(jc, schedule=each.runs)
-        predicted = {each.name: each.seconds for each in best_of_each(explained).values()}
-        predicted[DEFAULT] = explained.chosen.seconds
+        best = {each.name: each for each in best_of_each(explained).values()}
+        best[DEFAULT] = explained.chosen
+        predicted = {each: candidate.seconds for each, candidate in best.items()}
         calls = calls_in(plan, sum(predicted[each] for each in programs))
         seconds, values = self._timed(programs, x, calls)
         for each, found in values.items():
@@ -90,6 +91,7 @@ class Rank:
             **case,
             "runs": explained.chosen.name,
             "predicted": predicted,
+            "permutes": {each: best[each].rounds for each in programs},
             "seconds": seconds,
         }
 
