@@ -181,7 +181,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Errors of predictions by size, and the default beside ``jax.lax`` by network and collective.
 
     Errors are shares of the measured time, without their sign. Where permutes count, "ms per
-    permute" is the median of what a permute took beyond its prediction.
+    permute" is the median of their milliseconds beyond the prediction.
     """
     timed = [row for row in rows if row.get("ms") is not None]
     sizes = {"from 1 MiB": (LARGE, np.inf), "below": (0, LARGE)}

@@ -19,8 +19,9 @@ _PORT = 9911
 # A queue that holds what TCP sends ahead on a slow cable.
 _QUEUE = "512kb"
 # Bytes that a cable at rest lets pass in no time: a frame, or as many as it carries in a quarter
-# of a millisecond, so that the kernel's timers keep up with fast ones. A bucket of the usual 32 kB gives
-# away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their time.
+# of a millisecond, so that the kernel's timers keep up with fast ones. A bucket of the usual 32 kB
+# gives away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their
+# time.
 _FRAME, _PER_SECOND = 1600, 4000
 
 
