@@ -21,6 +21,7 @@ from experiments import __main__ as command
 from experiments import study
 from experiments.config import EXPERIMENTS, configure
 from experiments.study import ConfigError, write_figure
+from tests.emulation.test_emulation import needs_namespaces
 
 # Studies whose small run takes longer than four seconds, but for one of each kind.
 SLOW = (
@@ -32,10 +33,16 @@ SLOW = (
     *("direct-connect-table-a-1", "tensorstate-regret", "wires"),
 )
 
+# Studies on emulated networks.
+CABLES = ("wires",)
+
 
 def marked(names: Iterable[str]) -> list[Any]:
     """The names of studies as cases of a test that runs them."""
-    return [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in names]
+    return [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW) + [needs_namespaces] * (n in CABLES))
+        for n in names
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

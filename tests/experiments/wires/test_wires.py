@@ -227,7 +227,6 @@ def test_the_small_study_leaves_rows_and_nothing_else():
 @needs_namespaces
 @pytest.mark.slow
 def test_the_benchmark_writes_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     monkeypatch.chdir(tmp_path)
     benchmark.main(["--networks", "ring of 3", "--collectives", "all_gather", "--sizes", "65536"])
     rows = json.loads((tmp_path / "results" / "bench" / "wires.json").read_text())["rows"]
