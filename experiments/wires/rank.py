@@ -129,7 +129,7 @@ class Rank:
     def _array(self, length: int) -> jax.Array:
         """So many numbers for each rank."""
 
-        def share(index: tuple[slice, ...]) -> jax.Array:
+        def share(index: Any) -> jax.Array:
             first = index[0].start or 0
             return jnp.arange(first, first + length) % _VALUES * jnp.float32(1)
 

@@ -142,11 +142,11 @@ def test_points_of_lax_stand_apart():
         for k, runs in enumerate(["jax.lax", "ring", "tacos"])
     ]
     (axes,) = measured.figure(rows).axes
-    schedules, lax = (drawn.get_offsets().tolist() for drawn in axes.collections)
+    schedules, lax = (np.asarray(drawn.get_offsets()).tolist() for drawn in axes.collections)
     assert schedules == [[10, 20], [100, 200]]
     assert lax == [[1, 2]]
     (line,) = axes.lines
-    assert list(line.get_xdata()) == list(line.get_ydata())
+    assert np.array_equal(line.get_xdata(), line.get_ydata())
 
 
 def explained(*names: str, chosen: int = 0) -> SimpleNamespace:
