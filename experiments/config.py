@@ -30,7 +30,15 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
+from experiments import (
+    autoccl,
+    direct_connect,
+    forestcoll,
+    multitree,
+    tacos,
+    tensorstate,
+    wires,
+)
 from experiments.limits import Count, LinkModelName, Natural, NotNegative, Positive, among, one_of
 from experiments.study import ConfigError, Experiment, Row, publish, write_csv
 from jaxcoll.io.files import read_text, write_text
@@ -263,6 +271,7 @@ EXPERIMENTS = {
     **direct_connect.EXPERIMENTS,
     **tensorstate.EXPERIMENTS,
     **autoccl.EXPERIMENTS,
+    **wires.EXPERIMENTS,
 }
 
 

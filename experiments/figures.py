@@ -85,6 +85,33 @@ def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
     return {"color": color, **more}
 
 
+def scatter(
+    points: Mapping[str, Sequence[tuple[float, float]]], *, label_x: str, label_y: str
+) -> Figure:
+    """Points of each name on equal logarithmic axes, and the line where both values are equal."""
+    figure = Figure(figsize=(5.4, 5.4), layout="constrained")
+    axes = figure.subplots()
+    shown = {}
+    for i, (name, pairs) in enumerate(points.items()):
+        xs, ys = zip(*pairs, strict=True) if pairs else ((), ())
+        style = {"color": PALETTE[i], "marker": MARKERS[i], "s": 16, "alpha": 0.7, "linewidths": 0}
+        shown[name] = axes.scatter(xs, ys, **style)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = [value for pairs in points.values() for pair in pairs for value in pair]
+    if ends:
+        low, high = min(ends) / 1.3, max(ends) * 1.3
+        axes.plot([low, high], [low, high], color=INK, linewidth=0.6, zorder=0)
+        axes.set_xlim(low, high)
+        axes.set_ylim(low, high)
+    axes.set_aspect("equal")
+    axes.set_xlabel(label_x, color=INK)
+    axes.set_ylabel(label_y, color=INK)
+    _legend(figure, shown, list(points))
+    _plain(axes)
+    return figure
+
+
 def grouped_bars(
     bars: Mapping[str, Mapping[str, Mapping[str, float]]],
     *,

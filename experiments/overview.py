@@ -2,9 +2,9 @@
 
 ``python -m experiments.overview`` writes the page from ``docs/experiments/*.json`` and runs
 nothing. ``python -m experiments.overview NAME ...`` runs the named studies first, at size=ci and
-size=paper, and records them. ``--ci`` runs them at size=ci only, ``--all`` runs every study, and
-``--stale`` those whose records are stale; so after a change of the code ``--ci --all`` says which
-runs at size=paper are stale, and ``--stale`` makes them.
+size=paper, and records them, with the figures that pages show. ``--ci`` runs them at size=ci only,
+``--all`` runs every study, and ``--stale`` those whose records are stale; so after a change of the
+code ``--ci --all`` says which runs at size=paper are stale, and ``--stale`` makes them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -130,6 +131,8 @@ def _run(name: str, size: str) -> dict[str, Any]:
             failed = run_experiment(command)
         if failed:
             raise ConfigError(f"{name} at size={size} did not run to its end")
+        if size == PAPER and EXPERIMENTS[name].pictured:
+            shutil.copy(Path(folder) / "figure.png", recording.DOCS / "images" / f"{name}.png")
         return json.loads((Path(folder) / "rows.json").read_text())
 
 

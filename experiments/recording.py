@@ -360,10 +360,35 @@ def _cascade() -> str:
     return table(header, [[name, *(cell[name, size] for size in sizes)] for name in names])
 
 
+# ---------------------------------------------------------------------- docs/index.md
+
+
+def _cables() -> str:
+    """Errors of predictions in the study ``wires``, and the default beside ``jax.lax``."""
+    rows = [row for row in _rows("wires") if row["network"] == "all"]
+    large = next((row for row in rows if row["program"] == "schedules from 1 MiB"), None)
+    faster = next((row for row in rows if row["program"] == "default, runs a schedule"), None)
+    said = []
+    if large is not None:
+        said.append(
+            f"Half of {large['rows']} predictions from 1 MiB are within "
+            f"{large['median error %']:.1f} % of the measured time, nine of ten within "
+            f"{large['90 % error %']:.1f} %."
+        )
+    if faster is not None:
+        said.append(
+            f"Where the default runs a schedule, in {faster['rows']} cases, it takes "
+            f"{faster['least over lax']:.2f} to {faster['most over lax']:.2f} of the time of "
+            "`jax.lax`."
+        )
+    return "\n".join(said) + "\n"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-gathers": _all_gathers,
     "all-reduces": _all_reduces,
     "forests-at-scale": _scale,
     "overlaps": _overlaps,
     "cascade": _cascade,
+    "cables": _cables,
 }

@@ -69,6 +69,8 @@ class Experiment:
     # Texts, as shell patterns, of rows that depend on the version of a package, by package. JAX
     # traces other operators; a solver chooses another of equally good solutions.
     versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # Whether a page of docs/ shows its figure, kept there as ``images/NAME.png``
+    pictured: bool = False
 
     def load(self) -> Callable[[Any], Any]:
         """The function that runs it."""

@@ -19,7 +19,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.primitives import Native
 from jaxcoll.simulation import ExecutionCosts
-from jaxcoll.simulation.execution_costs import costs_of
+from jaxcoll.simulation.execution_costs import costs_of, shipped_costs
 from jaxcoll.tune.in_use import use
 from tests.execute.harness import integers, mesh_of, sharded
 
@@ -327,3 +327,17 @@ def test_what_cannot_be_explained_is_refused(arguments, said):
     given = {"collective": "psum", "nbytes": 8, "mesh": mesh_of(8), **arguments}
     with pytest.raises(CollectiveError, match=said):
         jc.explain_choice(given.pop("collective"), **given)
+
+
+def test_between_processes_an_all_to_all_of_lax_is_one_step():
+    """Each rank sends a part over each of its links at once, where permutes take turns."""
+    nbytes, speed = 4 << 20, 1e7
+    network = topologies.fully_connected(4, alpha=0, bandwidth=speed)
+    what = Collective("all_to_all", 4)
+    costs = shipped_costs("cpu", 4)
+    found = {each.name: each for each in candidates(what, nbytes, network, costs)}
+    part = nbytes / 4 / speed
+    # The directions of a pair share the time of one.
+    assert found["jax.lax"].links == pytest.approx(2 * part)
+    # Around by one, two, which pairs do both ways, and three.
+    assert found["direct"].links == pytest.approx(4 * part)

@@ -21,6 +21,7 @@ from experiments import __main__ as command
 from experiments import study
 from experiments.config import EXPERIMENTS, configure
 from experiments.study import ConfigError, write_figure
+from tests.emulation.test_emulation import needs_namespaces
 
 # Studies whose small run takes longer than four seconds, but for one of each kind.
 SLOW = (
@@ -29,13 +30,19 @@ SLOW = (
     *("autoccl-fig-11", "forestcoll-fig-4-12b"),
     *("autoccl-fig-1", "autoccl-table-6", "autoccl-fig-7", "autoccl-fig-9-measured"),
     *("tacos-table-v", "tacos-fig-15a", "tacos-fig-15b", "tacos-fig-16a", "tacos-fig-16b"),
-    *("direct-connect-table-a-1", "tensorstate-regret"),
+    *("direct-connect-table-a-1", "tensorstate-regret", "wires"),
 )
+
+# Studies on emulated networks.
+CABLES = ("wires",)
 
 
 def marked(names: Iterable[str]) -> list[Any]:
     """The names of studies as cases of a test that runs them."""
-    return [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in names]
+    return [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW) + [needs_namespaces] * (n in CABLES))
+        for n in names
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

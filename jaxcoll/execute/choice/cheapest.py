@@ -38,7 +38,7 @@ from jaxcoll.simulation.execution_costs import (
     costs_of,
     rounds_of_steps,
 )
-from jaxcoll.simulation.execution_order import Flows, run_in_order
+from jaxcoll.simulation.execution_order import STEPS, Flows, run_in_order
 from jaxcoll.synth import (
     Bucket,
     Direct,
@@ -245,7 +245,11 @@ def _native(
             for maker in _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
             for count in _few(maker.worth_trying(problem))
         ]
-        times = [_on_links(each, nbytes, costs) for each in made if isinstance(each, Schedule)]
+        ordered = costs
+        if costs.order.by_round and kind.is_pairwise:
+            # XLA hands gloo all messages of an all_to_all and then waits for all: one step.
+            ordered = dataclasses.replace(costs, order=STEPS)
+        times = [_on_links(each, nbytes, ordered) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
         is_padded = several_axes and costs.backend == "tpu"
         if is_padded and not collective.traits.is_whole and collective.traits.is_sharded:

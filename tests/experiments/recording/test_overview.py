@@ -109,6 +109,20 @@ def test_studies_on_devices_have_a_process_per_size(monkeypatch, tmp_path):
     assert sizes == ["ci", "paper"]
 
 
+def test_figures_of_pages_are_those_of_the_recorded_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(recording, "RECORDS", tmp_path)
+    monkeypatch.setattr(recording, "DOCS", tmp_path)
+    (tmp_path / "images").mkdir()
+    pictured = dataclasses.replace(EXPERIMENTS["tacos-fig-14"], pictured=True)
+    monkeypatch.setitem(EXPERIMENTS, "tacos-fig-14", pictured)
+    monkeypatch.setattr(study, "write_figure", sketch)
+    overview.record("tacos-fig-14", paper=False)
+    assert not list((tmp_path / "images").iterdir())
+    overview.record("tacos-fig-14", paper=True)
+    overview.record("tacos-fig-10", paper=True)
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["tacos-fig-14.png"]
+
+
 def test_the_head_says_which_tacos_is_meant():
     assert Tacos().attempts is None  # then as many as the page says, or more
     head = " ".join(overview.page([]).split())
