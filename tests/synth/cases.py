@@ -100,6 +100,12 @@ BOXES = st.sampled_from(
         families.flattened_butterfly(2, 3, terminals=2),
     ]
 )
+TWO_HOSTS = st.sampled_from(
+    [
+        *(families.nvswitch_hosts((n, n), inside=9e9, network=2e9) for n in (2, 3, 5)),
+        families.multi_rail(2, 3),
+    ]
+)
 HOSTS = st.sampled_from(
     [
         *(families.nvswitch_hosts((4,) * n, inside=9e9, network=2e9) for n in (2, 3)),
@@ -169,6 +175,7 @@ CASES = [
     Case(Trivance(near_first=True, pieces=2), "switches", SWITCHED),
     Case(Trivance(), "one or two ranks", SMALL),
     Case(HierarchicalRing(), "hosts", HOSTS, grouped=False),
+    Case(HierarchicalRing(alternating=True), "two hosts", TWO_HOSTS, grouped=False),
     Case(HierarchicalRing(), "grids", EVEN_GRIDS, grouped=False),
     Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
     Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),

@@ -105,7 +105,7 @@ class HierarchicalRing(Synthesizer):
             are half duplex leave a cable idle otherwise, whichever of each pair sends first.
 
     Raises:
-        CollectiveError: ``inner`` is less than 1, or ``alternating`` is no flag.
+        CollectiveError: ``inner`` is less than 1, or ``alternating`` is not a flag.
     """
 
     inner: int | None = None

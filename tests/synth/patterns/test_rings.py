@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from jaxcoll import topologies
+from jaxcoll import Collective, topologies, verify
 from jaxcoll.bounds import ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
+from jaxcoll.simulation.execution_costs import rounds_of_steps, shipped_costs
 from jaxcoll.synth import (
     Bucket,
     HierarchicalRing,
@@ -16,6 +19,7 @@ from jaxcoll.synth import (
     Ring2D,
     synthesize,
 )
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.patterns.ring import ORDERS
 from tests.synth.loads import link_loads, sent
 
@@ -102,6 +106,42 @@ def test_hierarchical_ring_goes_across_then_inside():
     assert schedule.num_steps == 1 + 2
     assert (across == (schedule.step < 1)).all()
     assert set(sent(schedule)) == {11}
+
+
+@pytest.mark.parametrize("inner", [2, 3, 5])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_hosts_that_alternate_never_exchange(inner, kind):
+    hosts = topologies.nvswitch_hosts((inner, inner), inside=9e9, network=2e9)
+    costs = shipped_costs("cpu", 2 * inner)
+    collective = Collective(kind, 2 * inner, 2)
+    problem = Problem(hosts, collective, 1e6, execution=costs)
+    plain = HierarchicalRing().made(problem)
+    schedule = HierarchicalRing(alternating=True).made(problem)
+    verify(schedule)
+    assert schedule.num_steps == plain.num_steps
+    assert (rounds_of_steps(schedule) == rounds_of_steps(plain)).all()
+    assert sorted(sent(schedule)) == sorted(sent(plain))
+
+    def crossing(of):
+        step = np.repeat(np.arange(of.num_steps), np.diff(of.step_ptr))
+        far = of.src // inner != of.dst // inner
+        return set(zip(step[far], of.src[far], of.dst[far], strict=True))
+
+    assert any((s, v, u) in crossing(plain) for s, u, v in crossing(plain))
+    assert not any((s, v, u) in crossing(schedule) for s, u, v in crossing(schedule))
+
+
+def test_alternating_is_of_two_blocks_and_half_duplex():
+    ring = HierarchicalRing(alternating=True)
+    for sizes, blocks in (((2, 2, 2), "3 of 2"), ((1, 1), "2 of 1")):
+        hosts = topologies.nvswitch_hosts(sizes, inside=9e9, network=2e9)
+        with pytest.raises(CollectiveError, match=f"alternates between two blocks.*{blocks}"):
+            synthesize(hosts, "all_gather", dataclasses.replace(ring, inner=sizes[0]))
+    with pytest.raises(CollectiveError, match="alternating"):
+        HierarchicalRing(alternating=2)  # type: ignore[arg-type]
+    assert HierarchicalRing().in_order(None) == (HierarchicalRing(),)
+    assert HierarchicalRing().in_order(shipped_costs("gpu", 8)) == (HierarchicalRing(),)
+    assert HierarchicalRing().in_order(shipped_costs("cpu", 8)) == (HierarchicalRing(), ring)
 
 
 def test_hierarchical_ring_takes_the_innermost_dimension():
