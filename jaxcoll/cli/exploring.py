@@ -362,24 +362,28 @@ def _cell(row: jc.comparison.Compared) -> str:
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--exact", is_flag=True, help="The truest known; may take a minute.")
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
+@execution_option
 @as_json
-def bound(network, collective, size, exact, show_all, as_json) -> int:
+def bound(network, collective, size, exact, show_all, execution, as_json) -> int:
     """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
-    schedules, which use switches to forward only, follows.
+    schedules, which use switches to forward only, follows. With --execution it is the bound of
+    that machine: of its order of execution, and with what it charges for any schedule.
 
     \b
     jaxcoll bound dgx-h100:2 all_reduce --size 1GB
+    jaxcoll bound torus:4x4 --execution tpu
     """
     import jaxcoll as jc
 
     with working("finding bounds") as report:
-        largest = jc.bound(network, collective, size, exact=exact, progress=report)
-        others = jc.bounds.lower_bounds(network, collective, size) if show_all else ()
+        machine = {"execution": costs_of(execution)}
+        largest = jc.bound(network, collective, size, exact=exact, progress=report, **machine)
+        others = jc.bounds.lower_bounds(network, collective, size, **machine) if show_all else ()
         plain = None
-        if network.in_network:
-            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact)
+        if network.in_network and not largest.order.waits:
+            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact, **machine)
     found = [largest, *(each for each in others if each != largest)]
     facts = {
         "collective": collective, "nbytes": size, "ranks": network.num_ranks,
