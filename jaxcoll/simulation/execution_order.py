@@ -50,19 +50,21 @@ class ExecutionOrder:
             otherwise.
         by_round: whether a block is a round, one ``ppermute``, whose messages are padded to its
             longest; a step otherwise.
+        meaning: in words, where a time says how it was taken.
     """
 
     name: str
     waits: bool
     by_round: bool
+    meaning: str
 
     def __str__(self) -> str:
         return self.name
 
 
-LINKS = ExecutionOrder("links", waits=False, by_round=False)
-STEPS = ExecutionOrder("steps", waits=True, by_round=False)
-ROUNDS = ExecutionOrder("rounds", waits=True, by_round=True)
+LINKS = ExecutionOrder("links", False, False, "each link works by itself")
+STEPS = ExecutionOrder("steps", True, False, "a rank's steps follow one another")
+ROUNDS = ExecutionOrder("rounds", True, True, "a rank's permutes follow one another")
 ORDERS = {order.name: order for order in (LINKS, STEPS, ROUNDS)}
 
 

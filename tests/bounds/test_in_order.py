@@ -133,7 +133,9 @@ def test_charges_are_those_that_every_schedule_pays():
         lower_bounds(torus, "all_gather", 1e6, execution=costs)
         for costs in (None, charged)
     )  # fmt: skip
-    assert [b.time - a.time for a, b in zip(plain, priced, strict=True)] == pytest.approx([6e-6] * 5)
+    assert [b.time - a.time for a, b in zip(plain, priced, strict=True)] == pytest.approx(
+        [6e-6] * 5
+    )
     assert {each.charge for each in priced} == {6e-6}
     in_steps = dataclasses.replace(charged, order=STEPS)
     assert bound(torus, "all_gather", 1e6, execution=in_steps).charge == 6e-6
@@ -145,7 +147,10 @@ def test_a_long_way_through_other_ranks_leaves_its_first_link_to_a_short_message
     """So bounds that add latencies to bytes link by link are none of ranks that wait."""
     links = [(0, 1), (1, 2), (1, 3), (1, 4)]
     tree = network(5, [(u, v, 1.0, 1.0) for a, b in links for u, v in ((a, b), (b, a))])
-    way = {pair: links for links, pair in enumerate(zip(tree.src.tolist(), tree.dst.tolist()))}
+    way = {
+        pair: links
+        for links, pair in enumerate(zip(tree.src.tolist(), tree.dst.tolist(), strict=True))
+    }
     what = Collective("scatter", 5, 1, ((0, 2, 3, 4),), root=0)
     schedule = schedule_of(
         tree,
@@ -188,7 +193,7 @@ def test_switches_that_add_are_not_asked_by_messages_between_ranks():
 
 
 def test_refusals():
-    with pytest.raises(CollectiveError, match="execution.*cpu"):
+    with pytest.raises(CollectiveError, match=r"execution.*cpu"):
         bound(topologies.ring(3), "all_gather", 8, execution="abacus")
     with pytest.raises(CollectiveError, match="ExecutionCosts"):
         lower_bounds(topologies.ring(3), "all_gather", 8, execution=3)  # type: ignore[arg-type]
