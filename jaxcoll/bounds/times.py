@@ -182,7 +182,8 @@ class Bound:
     Attributes:
         time: seconds, the charge among them.
         name: "distance", "ingress", "egress", "cut", "traffic" or "meeting"; of the exact ones
-            "flow" and "program", too; of orders in which ranks wait "steps", "ports", "pairs" and "rounds".
+            "flow" and "program", too; of orders in which ranks wait "steps", "ports", "pairs" and
+            "rounds".
         reason: which ranks it comes from, in words.
         order: in which the schedules are run.
         charge: seconds that the machine takes for any of them, beside the links.

@@ -226,7 +226,7 @@ MACHINES = (
 
 
 @pytest.mark.filterwarnings("ignore::jaxcoll.errors.AssumptionWarning")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases())
 def test_no_schedule_is_below_any_term_of_a_machine(case):
     _check_all(*case, exact=False, machines=MACHINES[1:5])
@@ -234,9 +234,9 @@ def test_no_schedule_is_below_any_term_of_a_machine(case):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxcoll.errors.AssumptionWarning")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(cases(), st.booleans())
-def test_no_schedule_is_below_any_term_of_a_machine_in_20_000_checks(case, exact):
+def test_no_schedule_is_below_any_term_of_a_machine_in_30_000_checks(case, exact):
     _check_all(*case, exact=exact, machines=MACHINES)
 
 

@@ -389,8 +389,8 @@ def explain_choice(
     said, devices = stated.current(), list(mesh.devices.flat)
     platform = devices[0].platform
     given = costs_of(execution, CollectiveError)
-    costs = stated.costs_for(said.execution if given is None else given, platform)
     network = said.topology if topology is None else topology
+    costs = stated.costs_for(said.execution if given is None else given, platform, network)
     if network is None and platform != "cpu":
         network = stated.of_mesh(mesh)
     groups = axis_groups(mesh, names)
