@@ -289,14 +289,12 @@ class Names(click.ParamType):
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
-    A row is printed as soon as it is measured. Synthesizers that do not apply are named at the
-    end; where --only names them they say why. Exact searches (sccl, step_milp) take minutes and
-    run when --only names them. With --execution times are those of that machine, and a row of
-    jax.lax is what NCCL, gloo or XLA runs there.
+    A row is printed as soon as it is measured. Named by --only, synthesizers say why they do not
+    apply, and exact searches (sccl, step_milp) run, for minutes. With --execution jax.lax has a
+    row: what NCCL, gloo or XLA runs.
 
     \b
-    jaxcoll compare torus:4x4 --size 64KiB,25MB
-    jaxcoll compare torus:2x4 --bandwidth 50Mbit/s --execution processes
+    jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu
     """
     import jaxcoll as jc
     from jaxcoll.simulation import link_model
@@ -381,8 +379,7 @@ def bound(network, collective, size, exact, show_all, execution, as_json) -> int
     """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
-    schedules, which use switches to forward only, follows. With --execution it is the bound of
-    that machine: of its order of execution, and with what it charges for any schedule.
+    schedules, which use switches to forward only, follows.
 
     \b
     jaxcoll bound dgx-h100:2 all_reduce --size 1GB

@@ -55,8 +55,8 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
-    "--execution", type=click.Choice(("cpu", "gpu", "tpu", "processes")),
-    help="On that machine: by its order of execution, with its charges.",
+    "--execution", type=click.Choice(("cpu", "gpu", "tpu", "processes")), metavar="MACHINE",
+    help="Its order, its charges: cpu, gpu, tpu, processes.",
 )  # fmt: skip
 
 

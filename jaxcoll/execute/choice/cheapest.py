@@ -333,6 +333,7 @@ class Explanation:
         head = [
             f"{self.collective.kind} of {self.nbytes:,} B on {size} ranks{groups}",
             f"network: {network}",
+            f"times: {self.costs.said}",
             f"charges: {self.costs.backend}, {self.costs.source or 'no source given'}",
         ]
         if self.has_table:

@@ -65,8 +65,9 @@ def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
     while True:
         alone = _program(mesh, [toward], size)
         empty, once = _medians([nothing, alone], lockstep, until, rounds=_FEWEST_ROUNDS)
+        # Until it is told from noise, whatever the time: where it is long, one is enough.
         is_long = once > (1 + _OF_NOTHING) * empty or size >= _MOST_BYTES
-        if lockstep.decided(functools.partial(bool, is_long or time.monotonic() > until)):
+        if lockstep.decided(functools.partial(bool, is_long)):
             break
         size *= 4
     programs = [
