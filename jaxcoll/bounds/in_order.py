@@ -1,37 +1,36 @@
-"""Bounds of machines whose ranks wait: what an order of execution adds to what links allow.
+"""Bounds of machines whose ranks wait, by their order of execution, beside those of links.
 
 ``jaxcoll.simulation.execution_order`` has the machine. A rank goes through blocks (its steps, or
-its rounds) one after the other. A message flows while both of its ends are in its block, after the
-latencies of its links, and then on all links of its path at once. So no message holds any byte
-back that others could have moved before, but its latency passes first, and with it these hold:
+its rounds) one after the other. A message moves while both of its ends are in its block: first the
+latencies of its links pass, then it takes a share of all links of its path at once.
 
-*What links prove.* A byte is somewhere once the whole message that brings it has arrived, at least
-the latencies of its path after the message left: least latencies between ranks bound it as they
-are. And no link carries more than its bandwidth. No byte moves before the least latency ``l`` of
-any message; from then on all is a flow on a network without latencies. So a bound of the links of
-that network, and ``l``, bound the time. Those with latencies are not added up link by link here as
-for links that work by themselves: a message takes its share of the first link of its path when
-that of the last is due, so that another may use the first before. A short one then moves in the
-time for which a long one's latency counts.
+*Links.* A rank has a byte once the whole message that brings it has arrived, and that is at least
+the latencies of its path later than it left: so least latencies between ranks are bounds as they
+are. No byte moves before the least latency ``l`` of any message, and no link ever carries more than
+its bandwidth: so a bound of the network without latencies, and ``l``, are a bound together. To add
+latencies to bytes link by link, as for links that work by themselves, would claim too much: while
+a long message waits for its latency, a short one may have the first link, which in truth the long
+one would be using by then (``tests/bounds/test_in_order.py`` has a schedule).
 
-*What a rank can do.* Let ``b`` be the bytes that a rank must send and ``p`` how fast it can: it
-takes ``b / p``, and the latency of each block that it goes through, for none of its messages flows
-while the first of a block waits. What it receives likewise; and what all must send together over
-what all can. There are two blocks at least where sums are copied: a rank gives its contribution
-away, or collects those of others, in an earlier step than that in which it gets the sum, or gives
-it on. In steps ``p`` is all its links. In rounds a rank sends one message at a time, and receives
-one. It takes one way; parallel links on it are as wide as all of them. So a rank sends no faster
-than its widest hop, nor than the widest hop into any other rank, however many links it has.
+*A rank.* Let ``b`` be the bytes that a rank must send and ``p`` how fast it can: it takes
+``b / p``, and the latency of each block that it goes through, for none of its messages flows while
+the first of a block waits. So do the bytes that it must receive, and those that all ranks must send
+over the speed of all. There are two blocks at least where sums are copied: a rank gives its
+contribution away, or collects those of others, in an earlier step than that in which it gets the
+sum, or gives it on. In steps ``p`` is all its links. In rounds a rank sends one message at a time,
+and receives one. It takes one way; parallel links on it are as wide as all of them. So a rank sends
+no faster than its widest hop, nor than the widest hop into any other rank, however many links it
+has.
 
-*What a pair can do* (half duplex). Two ranks that send to each other share the time of one
-direction, on any number of ways as fast as the slowest link among them. So all that a rank sends
-and receives takes its pairs, in rounds the two widest of them at most: one to send to, one to
-receive from. All bytes together take all pairs.
+*A pair* (half duplex). Two ranks that send to each other share the time of one direction, on any
+number of ways as fast as the slowest link among them. So all that a rank sends and receives takes
+its pairs, in rounds the two widest of them at most: one to send to, one to receive from. All bytes
+together take all pairs.
 
-*How often latencies pass* (rounds). A rank receives one message at a time, each at least ``l``
-long, so that after k of these times it knows of 2^k ranks at most, and as many know of it. All
-contributions to a sum are together after ceil(log2 of the group) times, and with all who want the
-sum after ceil(log2 of those) more.
+*Latencies* (rounds). A rank receives one message at a time, each at least ``l`` long, so that after
+k of these times it knows of 2^k ranks at most, and as many know of it. All contributions to a sum
+are together after ceil(log2 of the group) times, and with all who want the sum after ceil(log2 of
+those) more.
 """
 
 from __future__ import annotations

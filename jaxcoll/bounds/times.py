@@ -24,7 +24,7 @@ copies for the others, and let the sum go where it was copied. So each of the ra
 own reduce; and all of them do together, by where the sums meet.
 
 All this is of links that work by themselves. Bounds of a machine (``execution``) are of its order,
-where ranks wait with more terms (``jaxcoll.bounds.in_order``), and with what it charges at least.
+where ranks wait with more terms (``jaxcoll.bounds.in_order``), and with its least charge.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def lower_bounds(
 
     And of a machine whose ranks wait (``execution``, as in ``bound``; ``jaxcoll.bounds.in_order``):
 
-    - *steps*: what a rank sends, and receives, over all its links, in the steps that this takes.
+    - *steps*: the data of a rank over all its links, with a latency for each step that it takes.
     - *ports*: a rank sends one message at a time, and receives one, where permutes follow one
       another.
     - *pairs*: two ranks send to each other one way at a time, where pairs are half duplex.

@@ -128,7 +128,7 @@ def compare(
         checks.choice(name, (*SYNTHESIZERS, JAX_LAX), "synthesizer", TopologyError)
     if JAX_LAX in names and not native:
         why = "no machine is given; give execution=" if costs is None else f"it has no {collective}"
-        raise TopologyError(f"jax.lax is timed as what a machine runs: {why}")
+        raise TopologyError(f"jax.lax is timed as a machine runs it: {why}")
     counts = checks.members(sizes, "sizes", TopologyError)
     if not counts or not names:
         raise TopologyError("compare times every synthesizer at every size, got an empty list")

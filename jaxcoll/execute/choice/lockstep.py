@@ -32,7 +32,7 @@ class Lockstep:
 
     Args:
         members: their indices, ascending; the first one decides.
-        call: what they all call, for errors.
+        call: the function that they all call, for errors.
     """
 
     def __init__(self, members: Sequence[int], call: str) -> None:
@@ -47,7 +47,7 @@ class Lockstep:
         return self._me == self._members[0]
 
     def decided(self, make: Callable[[], T]) -> T:
-        """What the first process makes of its times, on all; of JSON's types.
+        """A decision of the first process, on all of them; of JSON's types.
 
         Raises:
             TuneError: on all processes where ``make`` fails; where the first does not say in time.
@@ -74,7 +74,7 @@ class Lockstep:
         return value
 
     def agreed(self, mine: Any, make: Callable[[list[Any]], T]) -> T:
-        """What the first process makes of what each one says, in their order; of JSON's types.
+        """A decision by the words of each, in their order, on all of them; of JSON's types.
 
         Raises:
             TuneError: on all processes where ``make`` fails, or one does not say in time.
@@ -103,7 +103,7 @@ class Lockstep:
 def host() -> str:
     """The host of this process, as far as messages know: those between its processes stay in it.
 
-    Processes in network namespaces of their own are on different hosts: what they send goes over
+    Processes in network namespaces of their own are on different hosts: their messages go over
     cables, real ones or not.
     """
     try:

@@ -55,7 +55,7 @@ def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
 
     Args:
         mesh: of one axis, and two devices or more.
-        until: by ``time.monotonic``; what is begun is ended, and a few rounds are taken after it.
+        until: by ``time.monotonic``; a few rounds are taken after it too.
     """
     a, b, c = _ranks(mesh)
     toward, away, back = [(b, a)], [(a, c)], [(a, b)]

@@ -134,7 +134,7 @@ def alone(process: int) -> None:
 
 
 def measure(process: int) -> None:
-    """All measure together and get the same; what differs is refused, everywhere and alike."""
+    """All measure together and get the same; other meshes and a network are refused on all."""
     import jax
     import numpy as np
     from jax.sharding import Mesh
