@@ -188,11 +188,10 @@ def measure_execution(
     mesh, and all get what the first one measured. The costs have the order in which the devices run
     permutes, ``costs.order``, and ``costs.half_duplex``.
 
-    Devices of one host share its memory, and costs of them include it: state no topology beside
-    them, or one of the links between hosts only; between several processes on one host
-    (``costs.shared``) none is taken. Costs between hosts are of messages and rounds, and the bytes
-    are those of the network: state it beside them. Processes in network namespaces of their own, as
-    those of ``jaxcoll emulate``, are on different hosts.
+    Costs of the devices of one host include its memory: state no topology beside them, or one of
+    the links between hosts only; of several processes there (``costs.shared``) none is taken. Costs
+    between hosts leave bytes to the network: state it beside them. Processes in network namespaces
+    of their own, as those of ``jaxcoll emulate``, are on different hosts.
 
     Args:
         mesh: of two devices or more; of several processes, of some of each.
@@ -210,10 +209,36 @@ def measure_execution(
         OSError: the file cannot be written.
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)
-    limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
-    seconds = checks.between(seconds, "seconds", TuneError, **limits)
+    checks.between(seconds, "seconds", TuneError, least=_LEAST_SECONDS, most=_MOST_SECONDS)
     checked(progress, TuneError)
     devices = list(mesh.devices.flat)
+    backend, members = _measurable(devices)
+    lockstep = Lockstep(members, "jc.measure_execution")
+    hosts = lockstep.agreed({"host": host(), "mesh": [each.id for each in devices]}, _hosts)
+    machine = stated.machine()
+    where = ", one host" if len(members) > 1 and hosts == 1 else ""
+    place = f"{machine}, {len(devices)} ranks{where}"
+    kept: dict[str, ExecutionCosts] | None = {}
+    if cache is not None and lockstep.decides:
+        kept = load_usable(cache, loads, "the execution costs", _MOST_BYTES)
+    found = lockstep.decided(lambda: dumps({place: kept[place]}) if kept and place in kept else "")
+    if found:
+        return loads(found)[place]
+    with reporting(progress, "measuring", TuneError) as report:
+        flat, until = Mesh(np.asarray(devices), (_AXIS,)), time.monotonic() + seconds
+        costs = _measured(flat, backend, machine, hosts, until, lockstep, report)
+    costs = loads(lockstep.decided(lambda: dumps({place: costs})))[place]
+    if cache is not None and kept is not None and lockstep.decides:
+        write_text(cache, dumps({**kept, place: costs}))
+    return costs
+
+
+def _measurable(devices: Sequence[Any]) -> tuple[str, list[int]]:
+    """The backend of devices, and the indices of their processes.
+
+    Raises:
+        TuneError: their costs cannot be measured.
+    """
     if len(devices) < 2:
         raise TuneError("execution costs are measured between two devices or more, got one")
     platform = devices[0].platform
@@ -226,26 +251,7 @@ def measure_execution(
             f"the mesh has devices of {len(members)} of {jax.process_count()} processes, and all "
             "processes choose by the same costs; give a mesh of all of them"
         )
-    lockstep = Lockstep(members, "jc.measure_execution")
-    mine = {"host": host(), "mesh": [device.id for device in devices]}
-    hosts = lockstep.agreed(mine, _hosts)
-    machine = stated.machine()
-    where = ", one host" if len(members) > 1 and hosts == 1 else ""
-    place = f"{machine}, {len(devices)} ranks{where}"
-    kept: dict[str, ExecutionCosts] | None = {}
-    if cache is not None and lockstep.decides:
-        kept = load_usable(cache, loads, "the execution costs", _MOST_BYTES)
-    found = lockstep.decided(lambda: dumps({place: kept[place]}) if kept and place in kept else "")
-    if found:
-        return loads(found)[place]
-    flat = Mesh(np.asarray(devices), (_AXIS,))
-    with reporting(progress, "measuring", TuneError) as report:
-        until = time.monotonic() + seconds
-        costs = _measured(flat, backend, machine, hosts, until, lockstep, report)
-    costs = loads(lockstep.decided(lambda: dumps({place: costs})))[place]
-    if cache is not None and kept is not None and lockstep.decides:
-        write_text(cache, dumps({**kept, place: costs}))
-    return costs
+    return backend, members
 
 
 def _hosts(said: list[Mapping[str, Any]]) -> int:
@@ -275,11 +281,51 @@ def _measured(
     lockstep: Lockstep,
     report: Report | None,
 ) -> ExecutionCosts:
-    n = mesh.size
+    n, now = mesh.size, time.monotonic()
+    order, half_duplex = measured_order(mesh, lockstep, now + _SHARE * (until - now))
+    calls, repeats = _compiled(mesh, hosts, report)
+    taken = net_medians(calls, "nothing", until, lockstep)
+    taken = {label: taken[label] / times for label, times in repeats.items()}
+    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
+    # rank's price is the time over the number of ranks.
+    shared = backend == "cpu" and hosts == 1
+    per = 1 / n if shared else 1.0
+    permute = taken["rounds"] / (n - 1)
+    # One step of n - 1 rounds against n - 1 steps of one.
+    fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
+    step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
+    seconds = {kind: taken[f"lax {kind} {_FEW}"] for kind in _KINDS}
+    found = {"permute": per * (permute - step), "step": per * step, "shared": shared}
+    found |= {"order": order, "half_duplex": half_duplex, "machine": machine}
+    if hosts > 1:
+        shipped = shipped_costs(backend, hosts)
+        native = tuple(NativeCost(kind, seconds[kind], 0.0) for kind in _KINDS)
+        source = f"measured between {n} ranks on {hosts} hosts; per byte as shipped"
+        return dataclasses.replace(shipped, **found, native=native, source=source)
     share = (n - 1) / n
-    order, half_duplex = measured_order(
-        mesh, lockstep, time.monotonic() + _SHARE * (until - time.monotonic())
+    copied = _slope(taken["copies"], taken["rounds"], share * (_MANY - _FEW))
+    added = _slope(taken["sums"], taken["rounds"], share * (_MANY - _FEW)) - copied
+    swapped = _slope(taken["swaps"], taken["steps"], _MANY - _FEW) - share * copied
+    slopes = {
+        kind: _slope(taken[f"lax {kind} {_MANY}"], seconds[kind], _MANY - _FEW) for kind in _KINDS
+    }
+    processes = f", {jax.process_count()} processes on one host" if jax.process_count() > 1 else ""
+    return ExecutionCosts(
+        backend,
+        copied=per * copied,
+        added=per * max(0.0, added),
+        swapped=per * max(0.0, swapped) / (n - 1),
+        native=tuple(NativeCost(k, per * seconds[k], per * slopes[k]) for k in _KINDS),
+        source=f"measured on {n} devices{processes}",
+        **found,
     )
+
+
+def _compiled(
+    mesh: Mesh, hosts: int, report: Report | None
+) -> tuple[dict[str, Call], dict[str, int]]:
+    """The programs that tell the prices apart, and how often each runs its collective."""
+    n = mesh.size
     ring, direct = (_schedule(n, "all_gather", name) for name in ("ring", "direct"))
     times = max(1, _TIMES // (n - 1))
     wanted: list[tuple[str, str, Schedule | None, int, int]] = [
@@ -301,40 +347,7 @@ def _measured(
         calls[label] = _call(mesh, body, nbytes, larger)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
-    taken = net_medians(calls, "nothing", until, lockstep)
-    taken = {label: taken[label] / times for label, *_, times in wanted}
-    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
-    # rank's price is the time over the number of ranks.
-    shared = backend == "cpu" and hosts == 1
-    per = 1 / n if shared else 1.0
-    permute = taken["rounds"] / (n - 1)
-    # One step of n - 1 rounds against n - 1 steps of one.
-    fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
-    step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
-    seconds = {kind: taken[f"lax {kind} {_FEW}"] for kind in _KINDS}
-    found = {"permute": per * (permute - step), "step": per * step, "shared": shared}
-    found |= {"order": order, "half_duplex": half_duplex, "machine": machine}
-    if hosts > 1:
-        shipped = shipped_costs(backend, hosts)
-        native = tuple(NativeCost(kind, seconds[kind], 0.0) for kind in _KINDS)
-        source = f"measured between {n} ranks on {hosts} hosts; per byte as shipped"
-        return dataclasses.replace(shipped, **found, native=native, source=source)
-    copied = _slope(taken["copies"], taken["rounds"], share * (_MANY - _FEW))
-    added = _slope(taken["sums"], taken["rounds"], share * (_MANY - _FEW)) - copied
-    swapped = _slope(taken["swaps"], taken["steps"], _MANY - _FEW) - share * copied
-    slopes = {
-        kind: _slope(taken[f"lax {kind} {_MANY}"], seconds[kind], _MANY - _FEW) for kind in _KINDS
-    }
-    processes = f", {jax.process_count()} processes on one host" if jax.process_count() > 1 else ""
-    return ExecutionCosts(
-        backend,
-        copied=per * copied,
-        added=per * max(0.0, added),
-        swapped=per * max(0.0, swapped) / (n - 1),
-        native=tuple(NativeCost(k, per * seconds[k], per * slopes[k]) for k in _KINDS),
-        source=f"measured on {n} devices{processes}",
-        **found,
-    )
+    return calls, {label: times for label, *_, times in wanted}
 
 
 def _slope(many: float, few: float, nbytes: float) -> float:

@@ -58,9 +58,8 @@ def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
         until: by ``time.monotonic``; a few rounds are taken after it too.
     """
     a, b, c = _ranks(mesh)
-    toward, away, back = [(b, a)], [(a, c)], [(a, b)]
-    if c is None:
-        away = back
+    toward, back = [(b, a)], [(a, b)]
+    away = back if c is None else [(a, c)]
     nothing, size = _program(mesh, [], 4), _LEAST_BYTES
     while True:
         alone = _program(mesh, [toward], size)
