@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -227,5 +228,7 @@ def _of_lax(
     topology: Topology, kind: str, nbytes: float, execution: ExecutionCosts, model: LinkModel
 ) -> float:
     what = Collective(kind, topology.num_ranks)  # type: ignore[arg-type]
-    charge = execution.native_seconds(kind, nbytes, topology.num_ranks) or 0.0
-    return charge + lax_seconds(topology, what, nbytes, execution, model=model)
+    links = lax_seconds(topology, what, nbytes, execution, model=model)
+    if math.isinf(links):
+        raise CollectiveError(f"no algorithm that is known of jax.lax is defined on {topology}")
+    return links + (execution.native_seconds(kind, nbytes, topology.num_ranks) or 0.0)

@@ -97,6 +97,13 @@ def test_sums_kept_in_parts_between_processes_are_priced_as_sums_of_all():
     assert gathers == pytest.approx((sums or 0) / 2, rel=0.01)
 
 
+def test_where_no_algorithm_of_jax_lax_is_defined_it_says_so(monkeypatch):
+    monkeypatch.setattr(comparison, "lax_seconds", lambda *_, **__: float("inf"))
+    (row,) = jc.compare(RING, sizes=[8], synthesizers=["jax.lax"], execution="gpu")
+    assert row.seconds is None
+    assert "no algorithm that is known of jax.lax" in (row.refusal or "")
+
+
 def test_costs_of_another_order_are_another_table(tmp_path):
     table = tmp_path / "rows.csv"
     rows(path=table, execution="cpu")
