@@ -142,7 +142,7 @@ def _in_rounds(
         np.maximum.at(most, colour, together[here])
         block[here], longest[here] = before + colour, most[colour]
         before += len(most)
-    first = np.full(len(pair), len(schedule.edges))
+    first = np.full(len(pair), len(schedule.edges), edge.dtype)
     np.minimum.at(first, which, edge)
     taken = _along(schedule, edge, first[which])
     return block[which], size * (longest / together)[which], taken
@@ -154,6 +154,8 @@ def _along(schedule: Schedule, edge: np.ndarray, first: np.ndarray) -> np.ndarra
     Args:
         edge, first: of each message.
     """
+    if np.array_equal(edge, first):  # of most: one edge from a rank to another
+        return edge
     taken, edges, head = edge.copy(), schedule.edges, schedule.topology.dst
     for own, other in np.unique(np.stack([edge, first])[:, edge != first], axis=1).T.tolist():
         way, others = (
