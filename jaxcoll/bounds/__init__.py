@@ -2,6 +2,7 @@
 
 - ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and those
   that take seconds;
+- ``in_order``: what machines whose ranks wait for one another add to them;
 - ``cuts``: sets of vertices that a network is narrow around, the data that crosses them, and the
   share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Sec. 4.4 and 4.5.2);

@@ -22,6 +22,9 @@ reduce are bounded as their duals.
 A schedule that brings sums to several ranks, and not to all, brings them to each: leave out the
 copies for the others, and let the sum go where it was copied. So each of the ranks bounds it by its
 own reduce; and all of them do together, by where the sums meet.
+
+All this is of links that work by themselves. Bounds of a machine (``execution``) are of its order,
+where ranks wait with more terms (``jaxcoll.bounds.in_order``), and with its least charge.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.bounds import all_reduce_times as sums
+from jaxcoll.bounds import in_order
 from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.all_reduce_times import Arrival, Latencies, across, entering, leaving
 from jaxcoll.bounds.cuts import (
@@ -53,6 +57,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.rational import Number
 from jaxcoll.progress import Progress, Wanted, reporting
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
+from jaxcoll.simulation.execution_order import LINKS, ExecutionOrder
 from jaxcoll.topology import Topology
 
 # Parts of the known time that flows over time are told apart by, and arcs of such a network.
@@ -174,19 +180,25 @@ class Bound:
     """A time that no schedule can beat.
 
     Attributes:
-        time: seconds.
+        time: seconds, the charge among them.
         name: "distance", "ingress", "egress", "cut", "traffic" or "meeting"; of the exact ones
-            "flow" and "program", too.
+            "flow" and "program", too; of orders in which ranks wait "steps", "ports", "pairs" and
+            "rounds".
         reason: which ranks it comes from, in words.
+        order: in which the schedules are run.
+        charge: seconds that the machine takes for any of them, beside the links.
     """
 
     time: float
     name: str
     reason: str
+    order: ExecutionOrder = LINKS
+    charge: float = 0.0
 
     def __repr__(self) -> str:
         reason = self.reason if len(self.reason) <= 80 else f"{self.reason[:77]}..."
-        return f"Bound({self.time * 1e6:.6g} us by {self.name}: {reason})"
+        order = f" in order {self.order.name!r}" if self.order.waits else ""
+        return f"Bound({self.time * 1e6:.6g} us{order} by {self.name}: {reason})"
 
 
 def bound(
@@ -195,6 +207,7 @@ def bound(
     nbytes: Number,
     *,
     exact: bool = False,
+    execution: ExecutionCosts | str | None = None,
     progress: Wanted = None,
 ) -> Bound:
     """The truest that is cheap: the largest of ``lower_bounds``.
@@ -209,24 +222,48 @@ def bound(
         exact: the truest of all that is known, which may take a minute: the worst cut of all,
             maximum flows over time and the linear programs of all_to_all and all_reduce, where they
             are not too large (``jaxcoll.bounds.times``).
+        execution: the machine that runs the schedules, as in ``simulate``: ``ExecutionCosts``, or
+            the backend whose shipped ones are meant. No verified schedule takes less there. Links
+            that work by themselves, and no charge, when omitted. Where ranks wait for one another,
+            schedules are meant: switches forward only.
         progress: True for a line in the terminal while exact bounds are sought, or a function
             called with a ``jaxcoll.progress.Progress`` before and after.
     """
     checks.flag(exact, "exact", CollectiveError)
+    costs = costs_of(execution, CollectiveError)
     with reporting(progress, "finding exact bounds", CollectiveError) as report:
-        found = max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
+        terms = lower_bounds(topology, collective, nbytes, execution=costs)
+        found = max(terms, key=lambda b: b.time)
         if not exact or found.time == 0.0:
             return found
         if report is not None:
             report(Progress(0, None, "exact bounds", bound=found.time))
-        topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
+        topology, what = _network(topology, costs), as_collective(topology, collective)
+        before = _before_links(topology, what, costs)
+        if costs is not None and costs.order.waits:
+            topology = in_order.without_latencies(topology)
+        topology, what, _ = _of_one_group(topology, what)
         latencies, others = Latencies(topology), []
         for each in what.for_each_root():
-            others += _exact(latencies, each, nbytes, found.time)
+            others += _exact(latencies, each, nbytes, max(0.0, found.time - before))
+        others = [_on_machine(each, costs, before, found.charge) for each in others if each.time]
         found = max([found, *others], key=lambda b: b.time)
         if report is not None:
             report(Progress(len(others), len(others), "exact bounds", bound=found.time))
         return found
+
+
+def _network(topology: Topology, costs: ExecutionCosts | None) -> Topology:
+    """The network as schedules of a machine use it; as it is where none is given."""
+    return topology.forwarding_only() if costs is not None and costs.order.waits else topology
+
+
+def _before_links(topology: Topology, what: Collective, costs: ExecutionCosts | None) -> float:
+    """Seconds that pass beside what bounds of links count: the charge, and the least latency."""
+    if costs is None or not needs_of(what).any():
+        return 0.0
+    charge = float(costs.least_seconds(what))
+    return charge + (in_order.least_latency(Latencies(topology)) if costs.order.waits else 0.0)
 
 
 def _exact(latencies: Latencies, what: Collective, nbytes: Number, known: float) -> list[Bound]:
@@ -268,7 +305,11 @@ def _exact_of_copies(
 
 
 def lower_bounds(
-    topology: Topology, collective: str | Collective, nbytes: Number
+    topology: Topology,
+    collective: str | Collective,
+    nbytes: Number,
+    *,
+    execution: ExecutionCosts | str | None = None,
 ) -> tuple[Bound, ...]:
     """Every fast bound, the largest of each name; that of distance first.
 
@@ -279,13 +320,58 @@ def lower_bounds(
     - *traffic*: all data that has to cross links anywhere, over all links together.
     - *meeting*: the contributions of an all_reduce, which leave their ranks before the sum is
       complete somewhere and copied to all.
+
+    And of a machine whose ranks wait (``execution``, as in ``bound``; ``jaxcoll.bounds.in_order``):
+
+    - *steps*: the data of a rank over all its links, with a latency for each step that it takes.
+    - *ports*: a rank sends one message at a time, and receives one, where permutes follow one
+      another.
+    - *pairs*: two ranks send to each other one way at a time, where pairs are half duplex.
+    - *rounds*: latencies that follow one another, since with each what a rank knows of doubles.
     """
+    costs = costs_of(execution, CollectiveError)
     what, size = as_collective(topology, collective), float(as_size(nbytes))
+    if costs is None:
+        return _of_links(topology, what, size)
+    charge = float(costs.least_seconds(what))
+    if not costs.order.waits:
+        found = _of_links(topology, what, size)
+        return tuple(_on_machine(each, costs, charge, charge) for each in found)
+    topology = topology.forwarding_only()
+    latencies = Latencies(topology)
+    far = max(_distances(latencies, what), key=lambda b: b.time)
+    found = [_on_machine(far, costs, charge, charge)]
+    if needs_of(what).any():
+        before = charge + in_order.least_latency(latencies)
+        moved = _of_links(in_order.without_latencies(topology), what, size)
+        found += [_on_machine(each, costs, before, charge) for each in moved if each.time]
+        own = in_order.terms(latencies, what, size, costs)
+        found += [_on_machine(Bound(*term), costs, charge, charge) for term in own]
+    return tuple(_largest_of_each(found))
+
+
+def _on_machine(each: Bound, costs: ExecutionCosts | None, before: float, charge: float) -> Bound:
+    """A bound of links as that of a machine, some seconds later, of which some are charged."""
+    if costs is None:
+        return each
+    time = each.time + before
+    return dataclasses.replace(each, time=time, order=costs.order, charge=charge)
+
+
+def _distances(latencies: Latencies, what: Collective) -> list[Bound]:
+    """Latencies that pass however few bytes there are."""
+    if what.traits.copies_sums:
+        time, reason = sums.meeting(latencies, what)
+        return [Bound(time, "distance", reason)]
+    return [_farthest(latencies, needs_of(what))]
+
+
+def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound, ...]:
+    """Those of links that work by themselves."""
     topology, what, is_one = _of_one_group(topology, what)
     latencies, found = Latencies(topology), []
     if what.traits.copies_sums:
-        time, reason = sums.meeting(latencies, what)
-        found.append(Bound(time, "distance", reason))
+        found += _distances(latencies, what)
     for each in what.for_each_root():
         is_backwards = each.traits.copies_backwards
         # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
@@ -428,7 +514,7 @@ def _one_source_each(latencies: Latencies, what: Collective, size: float) -> np.
 def _of_a_rank(arrival: Arrival, name: str) -> Bound:
     verb, way = ("receive", "into") if name == "ingress" else ("send", "out of")
     reason = f"what rank {arrival.rank} must {verb}, over all links {way} it"
-    away = f", at least {arrival.away * 1e6:g} us away" if arrival.seconds else ""
+    away = f", at least {arrival.away * 1e6:g} us away" if arrival.away else ""
     return Bound(arrival.seconds, name, reason + away)
 
 

@@ -45,6 +45,8 @@ from jaxcoll.cli.schedules import (
     described,
     execution_option,
     model_option,
+    order_facts,
+    order_line,
     workers_option,
 )
 from jaxcoll.executors import with_workers
@@ -110,9 +112,10 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
 @click.option("--size", type=SIZE, default="64MB", help="Of a rank's buffer, for a page.")
+@execution_option
 @click.option("--names", is_flag=True, help="List the names that networks have.")
 @as_json
-def show(what, network_name, output, size, names, as_json, **of_network) -> int:
+def show(what, network_name, output, size, execution, names, as_json, **of_network) -> int:
     """A network or schedule as text, or drawn to a file, or a schedule as an interactive page.
 
     \b
@@ -137,7 +140,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
             obj = after_failures(obj, **of_network)
     if output is not None:
         with working("drawing"):
-            _draw(obj, output, size)
+            _draw(obj, output, size, execution)
     is_network = not hasattr(obj, "collective")
     facts = network_facts(obj) if is_network else described(obj)
     lines = [f"drawn to {output}"]
@@ -166,7 +169,7 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
     return found
 
 
-def _draw(obj: Any, path: str, size) -> None:
+def _draw(obj: Any, path: str, size, execution: str | None) -> None:
     """The picture as one write, so that an interrupt leaves no half of a file."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes
@@ -175,7 +178,7 @@ def _draw(obj: Any, path: str, size) -> None:
     if path.lower().endswith(".html"):
         if is_network:
             raise click.UsageError("a page shows a schedule; end a network's picture with .svg")
-        write_bytes(path, jc.pages.schedule(obj, size).encode())
+        write_bytes(path, jc.pages.schedule(obj, size, execution=execution).encode())
         return
     figure = jc.draw.draw_topology(obj) if is_network else jc.draw.draw_heatmap(obj)
     # Matplotlib would write into the file itself, bit by bit.
@@ -261,15 +264,15 @@ _SIZES = (2**10, 2**20, 2**30)
 
 
 class Names(click.ParamType):
-    """Names of synthesizers, separated by commas."""
+    """Names of synthesizers, and jax.lax, separated by commas."""
 
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
         from jaxcoll.cli.schedules import SynthesizerName
 
-        one = SynthesizerName()
-        return tuple(one.convert(part.strip(), param, ctx) for part in str(value).split(","))
+        one, parts = SynthesizerName(), [part.strip() for part in str(value).split(",")]
+        return tuple(p if p == "jax.lax" else one.convert(p, param, ctx) for p in parts)
 
 
 @click.command()
@@ -286,11 +289,12 @@ class Names(click.ParamType):
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
-    A row is printed as soon as it is measured. Synthesizers that do not apply say why. Exact
-    searches (sccl, step_milp) take minutes and run when --only names them.
+    A row is printed as soon as it is measured. Named by --only, synthesizers say why they do not
+    apply, and exact searches (sccl, step_milp) run, for minutes. With --execution jax.lax has a
+    row: what NCCL, gloo or XLA runs.
 
     \b
-    jaxcoll compare torus:4x4 --size 64KiB,25MB
+    jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu
     """
     import jaxcoll as jc
     from jaxcoll.simulation import link_model
@@ -299,6 +303,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     by = link_model(options.pop("model") or "astra")
     table = Table((20, *(18 for _ in size)))
     made: list[jc.comparison.Compared] = []
+    undefined: list[str] = []
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
             network, collective, size, synthesizers=only, path=output, executor=executor,
@@ -308,25 +313,31 @@ def compare(network, collective, size, only, output, workers, as_json, **options
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
             found = list(of_name)
             if not as_json and not made:
+                click.echo(order_line(options["execution"]))
                 table.row("synthesizer", *(size_text(row.nbytes) for row in found))
                 table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
-            if not as_json:
-                # A refusal takes the place of all times: at larger sizes it is not tried again.
-                refused = found[-1].refusal
+            made += found
+            # A refusal takes the place of all times: at larger sizes it is not tried again.
+            refused = found[-1].refusal
+            if refused is not None and only is None:
+                undefined.append(found[0].synthesizer)
+            elif not as_json:
                 short = refused if refused is None or len(refused) < 76 else f"{refused[:73]}..."
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
-            made += found
     # What switches that copy and add make possible; percents are of what schedules can do.
     able = by.bounded_by(network)
     counted = [jc.bound(able, collective, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))
-        facts = {"collective": collective, "ranks": network.num_ranks, "rows": rows}
+        facts = {"collective": collective, "ranks": network.num_ranks}
+        facts |= {**order_facts(options["execution"]), "rows": rows}
         print_json(facts | ({"in_network_bound_seconds": counted} if counted else {}))
         return 0
     if counted:
         table.row("(in the network)", *(f"{time_text(seconds)}        " for seconds in counted))
         click.echo(f"of the switches, {network.in_network}: counted {_UNUSED}")
+    if undefined:
+        click.echo(f"not defined here (--only NAME says why): {', '.join(undefined)}")
     for nbytes in size:
         timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
         if timed:
@@ -362,8 +373,9 @@ def _cell(row: jc.comparison.Compared) -> str:
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--exact", is_flag=True, help="The truest known; may take a minute.")
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
+@execution_option
 @as_json
-def bound(network, collective, size, exact, show_all, as_json) -> int:
+def bound(network, collective, size, exact, show_all, execution, as_json) -> int:
     """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
@@ -371,21 +383,26 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
 
     \b
     jaxcoll bound dgx-h100:2 all_reduce --size 1GB
+    jaxcoll bound torus:4x4 --execution tpu
     """
     import jaxcoll as jc
 
     with working("finding bounds") as report:
-        largest = jc.bound(network, collective, size, exact=exact, progress=report)
-        others = jc.bounds.lower_bounds(network, collective, size) if show_all else ()
+        machine = {"execution": execution}
+        largest = jc.bound(network, collective, size, exact=exact, progress=report, **machine)
+        others = jc.bounds.lower_bounds(network, collective, size, **machine) if show_all else ()
         plain = None
-        if network.in_network:
-            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact)
+        if network.in_network and not largest.order.waits:
+            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact, **machine)
     found = [largest, *(each for each in others if each != largest)]
     facts = {
         "collective": collective, "nbytes": size, "ranks": network.num_ranks,
-        "bounds": [_bound_facts(each) for each in found],
+        **order_facts(execution), "bounds": [_bound_facts(each) for each in found],
     }  # fmt: skip
     lines = [_bound_line(each, size) for each in found]
+    if execution is not None:
+        charge = f"; {time_text(largest.charge)} is charged for any" if largest.charge else ""
+        lines.append(f"{order_line(execution)}{charge}")
     if plain is not None:
         facts["of_schedules"] = _bound_facts(plain)
         does = f"of the switches, {network.in_network}: counted {_UNUSED}"

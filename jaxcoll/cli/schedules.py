@@ -55,9 +55,29 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
-    "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
-    help="Charge that machine's time too.",
+    "--execution", type=click.Choice(("cpu", "gpu", "tpu", "processes")), metavar="MACHINE",
+    help="Its order, its charges: cpu, gpu, tpu, processes.",
 )  # fmt: skip
+
+
+def order_facts(execution: str | None) -> dict[str, Any]:
+    """By which order times are taken, for JSON."""
+    from jaxcoll.simulation.execution_costs import costs_of
+    from jaxcoll.simulation.execution_order import LINKS
+
+    costs = costs_of(execution)
+    return {
+        "execution": execution,
+        "order": LINKS.name if costs is None else costs.order.name,
+        "half_duplex": costs is not None and costs.half_duplex,
+    }
+
+
+def order_line(execution: str | None) -> str:
+    """By which order times are taken, in a line; without a machine also how to give one."""
+    from jaxcoll.simulation.execution_costs import costs_of, said_of
+
+    return f"times: {said_of(costs_of(execution))}{'' if execution else ' (--execution)'}"
 
 
 class LinkModelName(click.ParamType):
@@ -187,7 +207,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
         schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
-        least = jc.bound(network.forwarding_only(), schedule.collective, size).time
+        least = jc.bound(network.forwarding_only(), schedule.collective, size, execution=costs).time
     if output is not None and form is not None:
         write(output, schedule, form)
     made = described(schedule)
@@ -195,6 +215,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     if as_json:
         if output != "-":
             timed = {"nbytes": size, "seconds": run.time, "bound_seconds": least}
+            timed |= order_facts(costs)
             print_json({**made, **timed, "percent_of_bound": percent, "output": output})
         return 0
     click.echo(
@@ -207,6 +228,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
         + (f", {percent:.1f} % of the bound" if percent is not None else ""),
         err=output == "-",
     )
+    click.echo(order_line(costs), err=output == "-")
     by_chunks = _by_chunks(schedule, least)
     if by_chunks:
         click.echo(by_chunks, err=output == "-")
@@ -321,13 +343,14 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
         jc.io.chakra.check_collective(read.collective)
     table, rows, runs = Table((10, 12, 14, 14, 10)), [], []
     if not as_json:
+        click.echo(order_line(execution))
         table.row("size", "time", "algbw", "busbw", "of bound")
     # Rows are printed as they are timed: the last, largest size may take as long as all before.
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
             network = model.bounded_by(read.topology.forwarding_only())
-            least = jc.bound(network, read.collective, nbytes).time
+            least = jc.bound(network, read.collective, nbytes, execution=execution).time
         runs.append(run)
         percent = _percent(least, run.time)
         rows.append({
@@ -346,7 +369,8 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     if table_path is not None:
         jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
     if as_json:
-        print_json({**described(read), "model": model.name, "rows": rows})
+        facts = {**described(read), "model": model.name, **order_facts(execution)}
+        print_json({**facts, "rows": rows})
     return 0
 
 

@@ -1,10 +1,14 @@
-"""``compare``: every synthesizer on one network, in time and as a share of what none can beat."""
+"""``compare``: every synthesizer on one network, in time and as a share of what none can beat.
+
+Where a machine is given, ``jax.lax`` stands beside them, as what gloo, NCCL or XLA runs there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -12,6 +16,7 @@ from typing import Any
 
 from jaxcoll import executors
 from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.io.files import completed
 from jaxcoll.kinds import kind_of
@@ -20,6 +25,7 @@ from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import ASTRA, LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.synth.native import JAX_LAX, lax_seconds
 from jaxcoll.topology import Topology
 
 __all__ = ["Compared", "compare"]
@@ -35,10 +41,11 @@ class Compared:
     """A synthesizer at one size.
 
     Attributes:
-        synthesizer: its name.
+        synthesizer: its name, or "jax.lax".
         nbytes: bytes of a rank's buffer.
-        bound_seconds: what no schedule can beat; schedules use switches to forward only.
-        seconds: of its schedule, simulated; None where it refuses.
+        bound_seconds: what no schedule can beat in the machine's order of execution, its least
+            charge among it; schedules use switches to forward only.
+        seconds: of its schedule, simulated in that order; None where it refuses.
         refusal: why it does not apply; None where it does.
     """
 
@@ -86,9 +93,11 @@ def compare(
         topology: the network.
         collective: its kind. One that has a root gets rank 0.
         sizes: bytes of a rank's buffer.
-        synthesizers: names; all but the exact searches, which take minutes, when None.
+        synthesizers: names; all but the exact searches, which take minutes, when None. "jax.lax"
+            is what gloo, NCCL or XLA runs on the machine, the first of all where one is given.
         seed: of random choices.
-        execution: charges of the machine beside the links, see ``simulate``.
+        execution: the machine's order of execution and its charges, see ``simulate``; of times and
+            of bounds.
         model: how long messages take on links, see ``simulate``. Bounds are those of the model.
         path: of a table to write, as CSV. Rows that an earlier, interrupted call has written there
             are kept, and only the others are made.
@@ -102,7 +111,7 @@ def compare(
         the model's law says there what none may, it is not tried at later ones.
 
     Raises:
-        TopologyError: no network, an unknown synthesizer, or no size.
+        TopologyError: no network, an unknown synthesizer, no size, or "jax.lax" without a machine.
         CollectiveError: an unknown collective.
         ScheduleError: a size that is not a number of bytes, an unknown link model, or one whose
             ``network`` returns one of other links.
@@ -111,20 +120,27 @@ def compare(
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     executors.checked(executor, TopologyError)
+    costs = costs_of(execution, ScheduleError)
     every = [name for name in SYNTHESIZERS if name not in (*SEARCHES, "auto")]
-    given = [*every, "auto"] if synthesizers is None else synthesizers
+    native = [] if costs is None or kind_of(collective).lax is None else [JAX_LAX]
+    given = [*native, *every, "auto"] if synthesizers is None else synthesizers
     names = checks.members(given, "synthesizers", TopologyError)
     for name in names:
-        checks.choice(name, SYNTHESIZERS, "synthesizer", TopologyError)
+        checks.choice(name, (*SYNTHESIZERS, JAX_LAX), "synthesizer", TopologyError)
+    if JAX_LAX in names and not native:
+        why = "no machine is given; give execution=" if costs is None else f"it has no {collective}"
+        raise TopologyError(f"jax.lax is timed as a machine runs it: {why}")
     counts = checks.members(sizes, "sizes", TopologyError)
     if not counts or not names:
         raise TopologyError("compare times every synthesizer at every size, got an empty list")
-    seed, costs = checks.seed(seed, TopologyError), costs_of(execution, ScheduleError)
+    seed = checks.seed(seed, TopologyError)
     by = link_model(model)
     # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
         network = by.bounded_by(topology.forwarding_only())
-        least = [(nbytes, bound(network, collective, nbytes).time) for nbytes in counts]
+        least = [
+            (nbytes, bound(network, collective, nbytes, execution=costs).time) for nbytes in counts
+        ]
     options = {"seed": seed, "execution": costs, "model": by}
     timed = functools.partial(_timed, topology, collective, least, options)
     if path is None:
@@ -195,11 +211,24 @@ def _timed(
         # Whoever refuses a network mostly does at every size, after as long a search.
         if refusal is None:
             try:
-                schedule = synthesize(
-                    topology, collective, name, nbytes=nbytes, root=root, **options
-                )
-                seconds = simulate(schedule, nbytes, **timing).time
+                if name == JAX_LAX:
+                    seconds = _of_lax(topology, collective, nbytes, **timing)
+                else:
+                    schedule = synthesize(
+                        topology, collective, name, nbytes=nbytes, root=root, **options
+                    )
+                    seconds = simulate(schedule, nbytes, **timing).time
             except (CollectiveError, TopologyError, ScheduleError) as error:
                 refusal = " ".join(str(error).split())
         rows.append(Compared(name, nbytes, bound_seconds, seconds, refusal))
     return rows
+
+
+def _of_lax(
+    topology: Topology, kind: str, nbytes: float, execution: ExecutionCosts, model: LinkModel
+) -> float:
+    what = Collective(kind, topology.num_ranks)  # type: ignore[arg-type]
+    links = lax_seconds(topology, what, nbytes, execution, model=model)
+    if math.isinf(links):
+        raise CollectiveError(f"no algorithm that is known of jax.lax is defined on {topology}")
+    return links + (execution.native_seconds(kind, nbytes, topology.num_ranks) or 0.0)

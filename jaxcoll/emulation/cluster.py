@@ -16,9 +16,10 @@ import threading
 
 _FOLDER = "/run/jaxcoll"
 _PORT = 9911
-# What a cable at rest lets pass in no time: a frame, or what it carries in a quarter of a
-# millisecond, so that the kernel's timers keep up with fast ones. A bucket of the usual 32 kB gives
-# away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their time.
+# Bytes that a cable at rest lets pass in no time: a frame, or as many as it carries in a quarter of
+# a millisecond, so that the kernel's timers keep up with fast ones. A bucket of the usual 32 kB
+# gives away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their
+# time.
 _FRAME, _PER_SECOND = 1600, 4000
 # A queue of 10 ms. gloo says that it is ready to receive before anything is sent, and that message
 # waits behind all others on its cable: behind 512 kB permutes around a circle through two hosts

@@ -69,7 +69,11 @@ def dumps(timeline: Timeline) -> str:
         })  # fmt: skip
     whole = {
         "displayTimeUnit": "ns",
-        "otherData": {"model": timeline.model, "seconds": timeline.time},
+        "otherData": {
+            "model": timeline.model,
+            "order": timeline.order.name,
+            "seconds": timeline.time,
+        },
         "traceEvents": events,
     }
     return json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"

@@ -27,6 +27,7 @@ from jaxcoll.numerics.ragged import take_rows
 from jaxcoll.pictures.places import curves, host_names, layout, short_names
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import LinkModel, Timeline, link_model, simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.topology import Topology
 
 __all__ = ["schedule"]
@@ -92,7 +93,12 @@ MOST_HOPS = 40_000  # messages on links, and again sends on links of the chunks 
 
 
 def schedule(
-    schedule: Schedule, nbytes: float = 64e6, *, model: str | LinkModel = "astra", title: str = ""
+    schedule: Schedule,
+    nbytes: float = 64e6,
+    *,
+    model: str | LinkModel = "astra",
+    execution: ExecutionCosts | str | None = None,
+    title: str = "",
 ) -> str:
     """A schedule as one HTML file: play its steps, follow a chunk, see what every link does.
 
@@ -102,17 +108,18 @@ def schedule(
     Args:
         schedule: of any collective.
         nbytes: bytes of a rank's buffer, for which it is timed.
-        model: the link model, as for ``jc.simulate``.
+        model, execution: the link model, and the machine with its order of execution, as for
+            ``jc.simulate``.
         title: of the page; the schedule's collective, synthesizer and network when omitted.
 
     Raises:
-        ScheduleError: another type, bytes not above 0, or an unknown model.
+        ScheduleError: another type, bytes not above 0, an unknown model or machine.
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.nbytes(nbytes, ScheduleError)
     by = link_model(model)
     title = checks.text(title, "title", ScheduleError)
-    timeline = simulate(schedule, nbytes, model=by)
+    timeline = simulate(schedule, nbytes, model=by, execution=execution)
     topology, maker = schedule.topology, schedule.provenance.synthesizer
     made = f"{schedule.collective.kind}{f' by {maker}' if maker else ''}"
     where = topology.name or f"{topology.num_ranks} ranks"
@@ -128,7 +135,10 @@ def schedule(
         "steps": f"{schedule.num_steps:,}",
         "sends": f"{schedule.num_sends:,}",
         "link model": by.name,
+        "order": timeline.order.meaning,
     }
+    if timeline.order.waits:
+        del facts["link model"]  # it has no say there
     return page("schedule", title or f"{made} on {where}", facts, notes, data)
 
 

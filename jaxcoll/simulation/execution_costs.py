@@ -114,10 +114,18 @@ class ExecutionCosts:
             checks.text(getattr(self, name), name, TuneError)
 
     def __repr__(self) -> str:
+        half = ", half duplex" if self.half_duplex else ""
         return (
             f"ExecutionCosts({self.backend}: {self.permute * 1e6:.3g} us per round, "
-            f"{self.copied * 1e9:.3g} s per GB copied, {len(self.native)} native costs)"
+            f"{self.copied * 1e9:.3g} s per GB copied, {len(self.native)} native costs, "
+            f"order {self.order.name!r}{half})"
         )
+
+    @property
+    def said(self) -> str:
+        """By which order times of this machine are taken, in words."""
+        half = ", two ranks send to each other one way at a time" if self.half_duplex else ""
+        return f"{self.backend} in order {self.order.name!r}: {self.order.meaning}{half}"
 
     def native_seconds(self, kind: str, nbytes: Number, ranks: int) -> float | None:
         """Seconds of a collective of ``jax.lax`` beside links; ``None`` for a kind without cost.
@@ -263,6 +271,9 @@ _TPU = ExecutionCosts(
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
 # Of a backend between several processes, where it differs.
 _BETWEEN_PROCESSES = {"cpu": _PROCESSES}
+# By the words that arguments mean them by.
+_NAMED = {**_SHIPPED, "processes": _PROCESSES}
+MACHINES = tuple(_NAMED)
 
 
 def shipped_costs(backend: str, processes: int) -> ExecutionCosts:
@@ -275,9 +286,16 @@ def costs_of(
 ) -> ExecutionCosts | None:
     """The costs that an argument ``execution=`` means: itself, or those shipped for a backend.
 
+    "processes" means those shipped for CPUs, a process each.
+
     Raises:
         error: neither costs nor the name of a backend.
     """
     if isinstance(execution, str):
-        return _SHIPPED[checks.choice(execution, BACKENDS, "execution", error)]
+        return _NAMED[checks.choice(execution, MACHINES, "execution", error)]
     return checks.optional(execution, checks.instance, ExecutionCosts, "execution", error)
+
+
+def said_of(costs: ExecutionCosts | None) -> str:
+    """By which order times are taken, in words, where a machine may be given."""
+    return f"{LINKS.meaning}; no machine is charged" if costs is None else costs.said

@@ -13,13 +13,14 @@ They are cut through switches and ranks on their path, other than in the link mo
 vertex stores a message before it sends it on: a permute's message is as long as the block, and
 store and forward would multiply it by the links of its path.
 
-A round sends messages of one length: those shorter than its longest are padded. Where a pair of
-processes is half duplex (gloo's pair of sockets: an exchange takes exactly twice the time of one
-direction), the two directions of a pair follow one another, and chance says which is first. That
-counts where pairs share a cable: four pairs that exchange over one between two hosts took 0.67 to
-1.3 s, median 0.95, whose bytes take 0.67 s each way, and four messages each way without a pair that
-meets both ways took 0.67. So chance is drawn, by fixed numbers, a few times, and the run of median
-length counts.
+A round sends messages of one length: those shorter than its longest are padded. It knows ranks and
+not links, so what goes from one rank to another in it takes one way, that of the first of their
+edges; parallel links on that way are one, as wide as all of them. Where a pair of processes is half
+duplex (gloo's pair of sockets: an exchange takes exactly twice the time of one direction), the two
+directions of a pair follow one another, and chance says which is first. That counts where pairs
+share a cable: four pairs that exchange over one between two hosts took 0.67 to 1.3 s, median 0.95,
+whose bytes take 0.67 s each way, and four messages each way without a pair that meets both ways
+took 0.67. So chance is drawn, by fixed numbers, a few times, and the run of median length counts.
 
 Fair shares are ratios of ratios, whose denominators grow with every event: unlike all other
 times of the simulator these are floats.
@@ -52,19 +53,21 @@ class ExecutionOrder:
             otherwise.
         by_round: whether a block is a round, one ``ppermute``, whose messages are padded to its
             longest; a step otherwise.
+        meaning: in words, where a time says how it was taken.
     """
 
     name: str
     waits: bool
     by_round: bool
+    meaning: str
 
     def __str__(self) -> str:
         return self.name
 
 
-LINKS = ExecutionOrder("links", waits=False, by_round=False)
-STEPS = ExecutionOrder("steps", waits=True, by_round=False)
-ROUNDS = ExecutionOrder("rounds", waits=True, by_round=True)
+LINKS = ExecutionOrder("links", False, False, "each link works by itself")
+STEPS = ExecutionOrder("steps", True, False, "a rank's steps follow one another")
+ROUNDS = ExecutionOrder("rounds", True, True, "a rank's permutes follow one another")
 ORDERS = {order.name: order for order in (LINKS, STEPS, ROUNDS)}
 
 
@@ -112,17 +115,18 @@ def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:
     size = chunks * (nbytes / total)
     block = np.asarray(schedule.step[first], np.int64)
     if order.by_round:
-        block, size = _in_rounds(schedule, src, dst, block, size)
+        block, size, edge = _in_rounds(schedule, edge, block, size)
     ptr, link = edges.paths_of(edge)
     return Flows(src, dst, block, size.astype(np.float64), ptr, link.astype(np.int64))
 
 
 def _in_rounds(
-    schedule: Schedule, src: np.ndarray, dst: np.ndarray, step: np.ndarray, size: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The round of each message, numbered through all steps, and its size with padding."""
+    schedule: Schedule, edge: np.ndarray, step: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The round of each message through all steps, its size with padding, and the edge it takes."""
     n, grid = schedule.topology.num_ranks, schedule.topology.grid
     sides = (n,) if grid is None else grid.shape
+    src, dst = (ends[edge].astype(np.int64) for ends in (schedule.edges.src, schedule.edges.dst))
     # Parallel edges between two ranks make one message of a round: a permute knows ranks.
     pair, which = np.unique((step * n + src) * n + dst, return_inverse=True)
     together = np.bincount(which, size)
@@ -141,7 +145,28 @@ def _in_rounds(
         np.maximum.at(most, colour, together[here])
         block[here], longest[here] = before + colour, most[colour]
         before += len(most)
-    return block[which], size * (longest / together)[which]
+    first = np.full(len(pair), len(schedule.edges), edge.dtype)
+    np.minimum.at(first, which, edge)
+    taken = _along(schedule, edge, first[which])
+    return block[which], size * (longest / together)[which], taken
+
+
+def _along(schedule: Schedule, edge: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """The first edge of their ranks for messages whose own passes other vertices; else their own.
+
+    Args:
+        edge, first: of each message.
+    """
+    if np.array_equal(edge, first):  # of most: one edge from a rank to another
+        return edge
+    taken, edges, head = edge.copy(), schedule.edges, schedule.topology.dst
+    for own, other in np.unique(np.stack([edge, first])[:, edge != first], axis=1).T.tolist():
+        way, others = (
+            head[edges.path_link[edges.path_ptr[e] : edges.path_ptr[e + 1]]] for e in (own, other)
+        )
+        if not np.array_equal(way, others):
+            taken[(edge == own) & (first == other)] = other
+    return taken
 
 
 def run_in_order(

@@ -126,7 +126,7 @@ def _in_order(
     begin, delay = np.repeat(begin, count), np.repeat(until - begin, count)
     case = np.arange(len(busy), dtype=np.int32)
     hops = kernels.Hops(flows.ptr, flows.link.astype(np.int32), case, busy, delay)
-    return Timeline(schedule, size, model.name, clock, hops, begin, framing, charge)
+    return Timeline(schedule, size, model.name, clock, hops, begin, framing, charge, costs.order)
 
 
 def _queues(

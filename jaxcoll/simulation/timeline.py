@@ -20,6 +20,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.execution_order import LINKS, ExecutionOrder
 from jaxcoll.simulation.kernels import Hops
 
 HORIZON = 2**62  # ticks of a whole run at most: sums of two times still fit 64 bits
@@ -121,6 +122,7 @@ class Timeline:
         hop_start: when each hop starts to occupy its link, ticks, int64.
         framing: the heads of messages, if they were counted.
         charge: seconds that the machine takes beside the links (``ExecutionCosts``).
+        order: of execution. Where ranks wait, the link model has no say.
     """
 
     schedule: Schedule
@@ -131,6 +133,7 @@ class Timeline:
     hop_start: np.ndarray
     framing: Framing | None = None
     charge: Fraction = Fraction(0)
+    order: ExecutionOrder = LINKS
 
     # ------------------------------------------------------------------ hops
 
@@ -226,6 +229,13 @@ class Timeline:
         share = self.utilization()
         return float(share.mean()) if share.size else 0.0
 
+    @property
+    def taken_by(self) -> str:
+        """By what the times are taken, in words: the link model, or the order of execution."""
+        if self.order.waits:
+            return f"in order {self.order.name!r}"
+        return f"by model {self.model!r}"
+
     def __repr__(self) -> str:
         # A time that was rounded up may be above a bound that the schedule meets.
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
@@ -233,7 +243,7 @@ class Timeline:
         framing += " with execution costs" if self.charge else ""
         return (
             f"Timeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
-            f"{self.time * 1e6:.3f} us by model {self.model!r}{framing}, "
+            f"{self.time * 1e6:.3f} us {self.taken_by}{framing}, "
             f"algbw {self.algbw / 1e9:.3f} GB/s, busbw {self.busbw / 1e9:.3f} GB/s{exact})"
         )
 
@@ -242,7 +252,8 @@ class Timeline:
             "network": self.schedule.topology.name or str(self.schedule.topology),
             "synthesizer": self.schedule.provenance.synthesizer or "not known",
             "buffer of a rank": f"{float(self.nbytes):,.0f} B",
-            "time": f"{1e6 * self.time:,.3f} µs, model {self.model}",
+            "time": f"{1e6 * self.time:,.3f} µs",
+            "taken": f"{self.taken_by}: {self.order.meaning}",
             "algbw": f"{self.algbw / 1e9:.4g} GB/s",
             "busbw": f"{self.busbw / 1e9:.4g} GB/s",
             "links busy": f"{100 * self.mean_utilization():.0f} % of the time",

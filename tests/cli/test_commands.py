@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -184,8 +185,54 @@ def test_compare(capsys):
     assert auto["percent_of_bound"] >= ring["percent_of_bound"]
     _, out, _ = called(capsys, "compare", "ring:4", "--size", "1MiB", "--only", "ring,direct")
     assert [line.split()[0] for line in out.splitlines()] == [
-        "synthesizer", "(bound)", "ring", "direct", "fastest",
+        "times:", "synthesizer", "(bound)", "ring", "direct", "fastest",
     ]  # fmt: skip
+    assert "each link works by itself" in out.splitlines()[0]
+
+
+def test_compare_on_a_machine_has_a_row_of_jax_lax(capsys):
+    network = ("torus:2x4", "--bandwidth", "50Mbit/s", "--size", "4MiB")
+    options = ("--execution", "processes")
+    found = as_json(capsys, "compare", *network, *options, "--only", "jax.lax,ring")
+    assert (found["order"], found["half_duplex"]) == ("rounds", True)
+    lax, ring = found["rows"]
+    assert lax["seconds"] > 1.9 * ring["seconds"]  # around the ranks in order, each pair both ways
+    assert 99 < ring["percent_of_bound"] <= 100
+    assert "no machine is given" in refused(capsys, "compare", *network, "--only", "jax.lax")
+    rooted = ("compare", "ring:4", "broadcast", "--only", "jax.lax", *options)
+    assert "it has no broadcast" in refused(capsys, *rooted)
+
+
+def test_compare_names_those_that_are_not_defined_in_one_line(capsys, monkeypatch):
+    tried = {"ring", "c_cube", "hdrm"}  # all would take long
+    monkeypatch.setattr("jaxcoll.comparison.SEARCHES", set(jc.synth.SYNTHESIZERS) - tried)
+    _, out, _ = called(capsys, "compare", "ring:4", "--size", "1MiB", "--execution", "gpu")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "times:", "synthesizer", "(bound)", "jax.lax", "ring", "auto", "not", "fastest",
+    ]  # fmt: skip
+    assert out.splitlines()[-2].endswith("says why): c_cube, hdrm")
+    _, out, _ = called(capsys, "compare", "ring:4", "--size", "1MiB", "--only", "c_cube,ring")
+    assert re.search("^c_cube .*dgx1", out, re.MULTILINE)
+    assert "not defined here" not in out
+
+
+def test_times_say_their_order(capsys, tmp_path):
+    schedule = tmp_path / "s.json"
+    network = ("torus:2x2", "--size", "1MiB")
+    options = ("--execution", "processes")
+    _, out, _ = called(capsys, "synth", *network, *options, "-s", "ring", "-o", schedule)
+    said = "times: cpu in order 'rounds': a rank's permutes follow one another"
+    assert said in out
+    simulated = ("simulate", schedule, "--size", "1MiB")
+    assert said in called(capsys, *simulated, *options)[1]
+    assert "each link works by itself" in called(capsys, *simulated)[1]
+    found = as_json(capsys, *simulated, *options)
+    assert found["order"] == "rounds"
+    assert found["rows"][0]["percent_of_bound"] <= 100
+    assert said in called(capsys, "bound", *network, *options)[1]
+    assert "times:" not in called(capsys, "bound", *network)[1]
+    bounded = as_json(capsys, "bound", *network, *options)
+    assert (bounded["order"], bounded["bounds"][0]["name"]) == ("rounds", "ports")
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import jaxcoll as jc
 from jaxcoll import comparison
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost, costs_of
 from tests.elsewhere import Pickling
 
 NAMES = ("ring", "c_cube", "direct")
@@ -66,7 +68,55 @@ def test_a_table_that_was_interrupted_is_gone_on_with(tmp_path, monkeypatch):
         rows(path=table, seed=1)
 
 
+def test_bounds_and_times_are_of_the_machine_and_jax_lax_is_beside_them():
+    costs = ExecutionCosts("cpu", 1e-3, 0, 0, 0, order="rounds")  # type: ignore[arg-type]
+    ring = jc.topologies.ring(4, bandwidth=1e6, alpha=0)
+    names = ("jax.lax", "ring")
+    lax, best = jc.compare(ring, sizes=[2**20], synthesizers=names, execution=costs)
+    least = jc.bound(ring, "all_reduce", 2**20, execution=costs)
+    assert (lax.bound_seconds, best.bound_seconds) == (least.time, least.time)
+    # gloo goes around the ranks in order, which on a ring is the best; nothing is charged for it.
+    schedule = jc.synthesize(ring, "all_reduce", jc.synth.Ring(bidirectional=False), chunks=1)
+    run = jc.simulate(schedule, 2**20, execution=costs)
+    assert lax.seconds == pytest.approx(run.time - 6e-3)
+    assert best.seconds == pytest.approx(run.time)
+    given = dataclasses.replace(costs, native=(NativeCost("all_reduce", 1.0, 1e-6),))
+    (charged,) = jc.compare(ring, sizes=[2**20], synthesizers=["jax.lax"], execution=given)
+    assert charged.seconds == pytest.approx((lax.seconds or 0) + 1.0 + 2**20 * 1e-6)
+
+
+def test_sums_kept_in_parts_between_processes_are_priced_as_sums_of_all():
+    kinds = ("all_reduce", "reduce_scatter", "all_gather")
+    ring = jc.topologies.ring(4, bandwidth=1e6)
+    costs = costs_of("processes")
+    sums, parts, gathers = (
+        next(jc.compare(ring, kind, [2**20], synthesizers=["jax.lax"], execution=costs)).seconds
+        for kind in kinds
+    )
+    assert sums == parts
+    assert gathers == pytest.approx((sums or 0) / 2, rel=0.01)
+
+
+def test_where_no_algorithm_of_jax_lax_is_defined_it_says_so(monkeypatch):
+    monkeypatch.setattr(comparison, "lax_seconds", lambda *_, **__: float("inf"))
+    (row,) = jc.compare(RING, sizes=[8], synthesizers=["jax.lax"], execution="gpu")
+    assert row.seconds is None
+    assert "no algorithm that is known of jax.lax" in (row.refusal or "")
+
+
+def test_costs_of_another_order_are_another_table(tmp_path):
+    table = tmp_path / "rows.csv"
+    rows(path=table, execution="cpu")
+    other = dataclasses.replace(costs_of("cpu"), order="rounds")  # type: ignore[arg-type, type-var]
+    with pytest.raises(jc.errors.FormatError, match="rows of another job"):
+        rows(path=table, execution=other)
+
+
 def test_bad_arguments_are_refused_before_any_row():
+    with pytest.raises(jc.errors.TopologyError, match="no machine is given; give execution="):
+        jc.compare(RING, synthesizers=["jax.lax"])
+    with pytest.raises(jc.errors.TopologyError, match="it has no broadcast"):
+        jc.compare(RING, "broadcast", synthesizers=["jax.lax"], execution="gpu")
     with pytest.raises(jc.errors.TopologyError, match="synthesizer must be one of"):
         jc.compare(RING, synthesizers=["blind"])
     with pytest.raises(jc.errors.TopologyError, match="got an empty list"):

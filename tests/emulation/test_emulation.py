@@ -222,3 +222,26 @@ def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setattr(emulation.shutil, "which", lambda name, path=None: None if path else name)
     with pytest.raises(TopologyError, match=r"by ip; install iproute2"):
         emulate(TWO_SPEEDS, ["true"])
+
+
+_MEASURES = """
+import jax, numpy as np
+jax.distributed.initialize()
+import jaxcoll as jc
+from jax.sharding import Mesh
+costs = jc.measure_execution(Mesh(np.array(jax.devices()), ("i",)), seconds=5)
+print("found", costs.order, costs.half_duplex, costs.shared, costs.source)
+"""
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_processes_find_the_order_of_their_permutes_on_cables(capfd):
+    ring = topologies.ring(3, bandwidth=50e6 / 8, alpha=0)
+    environment = {"XLA_FLAGS": ""}  # a device each
+    command = [sys.executable, "-c", _MEASURES]
+    assert emulate(ring, command, environment=environment) == 0
+    found = re.findall(r"found (.*)$", capfd.readouterr().out, re.M)
+    assert (
+        found == ["rounds True False measured between 3 ranks on 3 hosts; per byte as shipped"] * 3
+    )

@@ -288,6 +288,7 @@ def test_an_explanation_names_what_runs_and_fits_a_screen(network, name):
     assert max(map(len, lines)) <= 100
     assert [line for line in lines if "<- runs" in line]
     assert lines[-1].startswith(f"runs {found.chosen.name}: ")
+    assert f"times: {found.costs.said}" in lines
     with jc.use_topology(network):
         stated = jc.explain_choice(name, nbytes=4 * LONG, mesh=mesh)
         assert str(stated) == str(found)

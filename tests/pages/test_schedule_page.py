@@ -42,6 +42,21 @@ def test_it_holds_every_message_and_send():
     )
 
 
+def test_it_says_by_which_order_it_was_timed():
+    plain, waiting = (
+        re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", pages.schedule(SCHEDULE, 1e6, execution=machine))
+        for machine in (None, "processes")
+    )
+    assert dict(plain)["order"] == "each link works by itself"
+    assert dict(plain)["link model"] == "astra"
+    assert dict(waiting)["order"] == "a rank&#x27;s permutes follow one another"
+    assert "link model" not in dict(waiting)
+    run = jc.simulate(SCHEDULE, 1e6, execution="processes")
+    assert dict(waiting)["time"] == f"{run.time * 1e6:.5g} µs"
+    assert "in order 'rounds'" in repr(run)
+    assert "by model 'astra'" in repr(jc.simulate(SCHEDULE, 1e6))
+
+
 def test_it_asks_for_nothing():
     page = pages.schedule(SCHEDULE, 1e6)
     assert "default-src 'none'" in page

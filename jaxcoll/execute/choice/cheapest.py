@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, JaxcollError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
 from jaxcoll.execute.layout import Axes
@@ -38,40 +38,19 @@ from jaxcoll.simulation.execution_costs import (
     costs_of,
     rounds_of_steps,
 )
-from jaxcoll.simulation.execution_order import STEPS, Flows, run_in_order
-from jaxcoll.synth import (
-    Bucket,
-    Direct,
-    DoubleBinaryTree,
-    MinCongestion,
-    NcclRing,
-    Portfolio,
-    Ring,
-    Synthesizer,
-)
+from jaxcoll.simulation.execution_order import Flows, run_in_order
+from jaxcoll.synth import Portfolio, Synthesizer
 from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.native import JAX_LAX, attempted, few_counts, lax_seconds
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# The algorithms whose links gloo, NCCL and XLA use, by backend: for sums and gathers, then for
-# all_to_all. gloo goes around the ranks in order, whatever the links are. NCCL has rings, double
-# binary trees and direct sends (its documentation). A slice of TPUs is crossed dimension by
-# dimension (compiled for v5p slices, docs/targets.md); how XLA routes an all_to_all there is
-# unknown, so that it gets the benefit of the doubt.
-_BACKEND_ALGORITHMS: dict[str, tuple[tuple[Synthesizer, ...], tuple[Synthesizer, ...]]] = {
-    "cpu": ((Ring(bidirectional=False, order="ranks"),), (Direct(),)),
-    "gpu": ((NcclRing(), DoubleBinaryTree()), (Direct(),)),
-    "tpu": ((Bucket(), Ring()), (Direct(), MinCongestion())),
-}
 # Where only the machine's charges count, one synthesizer per number of rounds is enough.
 _WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
 # Sends of one schedule that are worth it while a program is being traced, which waits: 70 ms, and
 # at 16 ranks half a second for all candidates, most of it in the first call of each. Tracing and
 # compiling grow with the ranks too.
 _LEAST_WORK, _WORK_PER_PAIR = 70_000, 4
-# Of a synthesizer's series of chunk counts the first, and the most chunks of those: pipelines of
-# more make a program that compiles for minutes.
-_COUNTS, _MOST_CHUNKS = 2, 16
 # A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
 # were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
 # should not cost those who only changed an import. Where ranks do one thing after the other on
@@ -193,15 +172,9 @@ def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Syn
     return [
         (maker, count)
         for maker, found in series.items()
-        for count in _few(found)
+        for count in few_counts(found)
         if maker.work(problem.with_chunks(count)) <= most
     ]
-
-
-def _few(series: Iterable[Sequence[int]]) -> list[int]:
-    """One chunk per shard, and the few of each series that load a network's links evenly."""
-    counts = {count for some in series for count in some[:_COUNTS] if count <= _MOST_CHUNKS}
-    return sorted({1, *counts})
 
 
 def margin_of(costs: ExecutionCosts, topology: Topology | None) -> float:
@@ -230,31 +203,14 @@ def _native(
     costs: ExecutionCosts,
     several_axes: bool,
 ) -> Candidate:
-    # Of several algorithms the fastest counts: XLA or NCCL may be as clever as that.
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        run, kind = collective, collective.traits
-        if costs.order.by_round and kind.adds and kind.ends_with_shard:
-            # Between processes XLA keeps a part of the sum of all: 2.45 times a switch's bound,
-            # measured, where the sum takes 1.1.
-            run = dataclasses.replace(collective, kind=_FUNCTIONS["psum"])
-        problem = Problem(topology, run, float(nbytes), any_chunks=True)
-        made = [
-            _made(maker, problem.with_chunks(count))
-            for maker in _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
-            for count in _few(maker.worth_trying(problem))
-        ]
-        ordered = costs
-        if costs.order.by_round and kind.is_pairwise:
-            # XLA hands gloo all messages of an all_to_all and then waits for all: one step.
-            ordered = dataclasses.replace(costs, order=STEPS)
-        times = [_on_links(each, nbytes, ordered) for each in made if isinstance(each, Schedule)]
-        seconds = min(times, default=math.inf)
-        is_padded = several_axes and costs.backend == "tpu"
-        if is_padded and not collective.traits.is_whole and collective.traits.is_sharded:
-            seconds *= 2  # XLA sums zero-padded buffers instead (compiled for v5p)
-    return Candidate("jax.lax", Native(collective), seconds, charge)
+        with without_numba(is_small(collective)):
+            seconds = lax_seconds(
+                topology, collective, nbytes, costs, several_axes=several_axes, make=_made
+            )
+    return Candidate(JAX_LAX, Native(collective), seconds, charge)
 
 
 def _scheduled(
@@ -316,12 +272,9 @@ def _flows_of_loop(schedule: Schedule, nbytes: Number) -> Flows:
 
 @functools.lru_cache(maxsize=1024)
 def _made(maker: Synthesizer, problem: Problem) -> Schedule | str:
-    """A synthesizer's schedule, not verified; or why there is none."""
-    try:
-        with without_numba(is_small(problem.collective, maker.name)):
-            return maker.with_nbytes(problem.nbytes or 1).made(problem)
-    except JaxcollError as error:
-        return str(error)
+    """As ``attempted``, with kernels as they are fastest."""
+    with without_numba(is_small(problem.collective, maker.name)):
+        return attempted(maker, problem)
 
 
 _MOST_LINES, _WIDTH = 24, 100
@@ -355,13 +308,13 @@ class Explanation:
     def reason(self) -> str:
         """Why ``chosen`` runs, in a sentence."""
         best = self.candidates[0]
-        if self.chosen.name != "jax.lax":
-            native = [each for each in self.candidates if each.name == "jax.lax"]
+        if self.chosen.name != JAX_LAX:
+            native = [each for each in self.candidates if each.name == JAX_LAX]
             if not native:
                 return f"{self.chosen.name}: jax.lax has no {self.collective.kind} of its own"
             share = self.chosen.seconds / native[0].seconds
             return f"{self.chosen.name}: predicted to take {share:.0%} of the time of jax.lax"
-        if best.name == "jax.lax":
+        if best.name == JAX_LAX:
             unknown = ", where only the machine's charges count" if self.topology is None else ""
             return f"jax.lax: no schedule is predicted to be faster{unknown}"
         share = best.seconds / self.chosen.seconds
@@ -381,6 +334,7 @@ class Explanation:
         head = [
             f"{self.collective.kind} of {self.nbytes:,} B on {size} ranks{groups}",
             f"network: {network}",
+            f"times: {self.costs.said}",
             f"charges: {self.costs.backend}, {self.costs.source or 'no source given'}",
         ]
         if self.has_table:
@@ -437,8 +391,8 @@ def explain_choice(
     said, devices = stated.current(), list(mesh.devices.flat)
     platform = devices[0].platform
     given = costs_of(execution, CollectiveError)
-    costs = stated.costs_for(said.execution if given is None else given, platform)
     network = said.topology if topology is None else topology
+    costs = stated.costs_for(said.execution if given is None else given, platform, network)
     if network is None and platform != "cpu":
         network = stated.of_mesh(mesh)
     groups = axis_groups(mesh, names)

@@ -10,8 +10,13 @@ which every program pays):
 - each collective of ``jax.lax`` of few bytes and of many.
 
 Collectives of few bytes run several times in a program, each on the result of the one before: that
-is what they cost in a training step, and the dispatch weighs less. The clock for programs is here
-too: calls in alternation, and which is faster beyond noise.
+is what they cost in a training step, and the dispatch weighs less. A handful of permutes tells the
+order in which they run (``measured_order``).
+
+Between hosts the bytes are the network's, which a topology states: of those, programs of many are
+left out, and the charge for bytes is the shipped one.
+
+The clock for programs is here too: calls in alternation, and which is faster beyond noise.
 """
 
 from __future__ import annotations
@@ -36,12 +41,19 @@ from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.lockstep import Lockstep, host
+from jaxcoll.execute.choice.measured_order import measured_order
 from jaxcoll.io.files import load_usable, write_text
 from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
+from jaxcoll.simulation.execution_costs import (
+    BACKENDS,
+    ExecutionCosts,
+    NativeCost,
+    shipped_costs,
+)
 from jaxcoll.simulation.execution_order import LINKS
 from jaxcoll.synth import synthesize
 
@@ -96,16 +108,24 @@ def is_faster(times: np.ndarray, others: np.ndarray) -> bool:
 Label = TypeVar("Label", bound=Hashable)
 
 
-def net_medians(calls: Mapping[Label, Call], nothing: Label, until: float) -> dict[Label, float]:
+def net_medians(
+    calls: Mapping[Label, Call], nothing: Label, until: float, lockstep: Lockstep | None = None
+) -> dict[Label, float]:
     """Median seconds of programs beyond those of the one that does nothing, in alternation.
 
     Args:
         until: by ``time.monotonic``; the fewest rounds are taken after it too.
+        lockstep: the processes that call them; this one alone when omitted. Times stay its own.
     """
     labels = list(calls)
-    together = [calls_together(calls[label]) for label in labels]
+    # Programs that wait for those of other processes are called as often by all.
+    common = Lockstep([jax.process_index()], "a measurement") if lockstep is None else lockstep
+    mine = [calls_together(calls[label]) for label in labels]
+    together = common.decided(lambda: mine)
     rows = []
-    while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
+    while common.decided(
+        lambda: len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until)
+    ):
         rows.append(in_alternation([calls[label] for label in labels], together, 1)[0])
     medians = np.median(np.asarray(rows), axis=0)
     dispatch = medians[labels.index(nothing)]
@@ -142,6 +162,7 @@ def _timed(call: Call, calls: int) -> float:
 FORMAT = "jaxcoll.execution-costs/1"
 _MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
+_SHARE = 0.25  # of the time, for the order
 
 _FEW, _MANY = 1 << 10, 4 << 20
 _AXIS = "ranks"
@@ -163,75 +184,162 @@ def measure_execution(
         with jc.use_topology(topology, execution=costs):
             ...
 
-    All ranks of the mesh take part, in its order. Costs between devices whose links are shared or
-    slow include these links: state no topology beside them, or one of the links between hosts only.
+    All ranks of the mesh take part, in its order. Of several processes all call it, with the same
+    mesh, and all get what the first one measured. The costs have the order in which the devices run
+    permutes, ``costs.order``, and ``costs.half_duplex``.
+
+    Costs of the devices of one host include its memory: state no topology beside them, or one of
+    the links between hosts only; of several processes there (``costs.shared``) none is taken. Costs
+    between hosts leave bytes to the network: state it beside them. Processes in network namespaces
+    of their own, as those of ``jaxcoll emulate``, are on different hosts.
 
     Args:
-        mesh: of two devices or more.
+        mesh: of two devices or more; of several processes, of some of each.
         cache: a file that keeps the costs of several machines and numbers of ranks, beside the
             tables of the tuner. Costs found there are returned at once; others are measured and
-            added. A file that cannot be used is skipped with a warning, and not written.
+            added. A file that cannot be used is skipped with a warning, and not written. Of several
+            processes the first reads and writes its own.
         seconds: to measure for at most, compiling included; programs compiled by then are called
             five times at least.
         progress: see ``jaxcoll.progress``; told of every program compiled.
 
     Raises:
-        TuneError: a mesh of one device, devices of an unknown backend, several processes, or
-            seconds out of range.
+        TuneError: a mesh of one device, or of some processes alone, devices of an unknown backend,
+            seconds out of range; a process that does not call it, or with another mesh.
         OSError: the file cannot be written.
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)
-    limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
-    seconds = checks.between(seconds, "seconds", TuneError, **limits)
+    checks.between(seconds, "seconds", TuneError, least=_LEAST_SECONDS, most=_MOST_SECONDS)
     checked(progress, TuneError)
     devices = list(mesh.devices.flat)
+    backend, members = _measurable(devices)
+    lockstep = Lockstep(members, "jc.measure_execution")
+    hosts = lockstep.agreed({"host": host(), "mesh": [each.id for each in devices]}, _hosts)
+    machine = stated.machine()
+    where = ", one host" if len(members) > 1 and hosts == 1 else ""
+    place = f"{machine}, {len(devices)} ranks{where}"
+    kept: dict[str, ExecutionCosts] | None = {}
+    if cache is not None and lockstep.decides:
+        kept = load_usable(cache, loads, "the execution costs", _MOST_BYTES)
+    found = lockstep.decided(lambda: dumps({place: kept[place]}) if kept and place in kept else "")
+    if found:
+        return loads(found)[place]
+    with reporting(progress, "measuring", TuneError) as report:
+        flat, until = Mesh(np.asarray(devices), (_AXIS,)), time.monotonic() + seconds
+        costs = _measured(flat, backend, machine, hosts, until, lockstep, report)
+    costs = loads(lockstep.decided(lambda: dumps({place: costs})))[place]
+    if cache is not None and kept is not None and lockstep.decides:
+        write_text(cache, dumps({**kept, place: costs}))
+    return costs
+
+
+def _measurable(devices: Sequence[Any]) -> tuple[str, list[int]]:
+    """The backend of devices, and the indices of their processes.
+
+    Raises:
+        TuneError: their costs cannot be measured.
+    """
     if len(devices) < 2:
         raise TuneError("execution costs are measured between two devices or more, got one")
     platform = devices[0].platform
     backend = backend_of(platform)
     if backend not in BACKENDS:
         raise TuneError(f"devices of {platform!r}; execution costs are of {', '.join(BACKENDS)}")
-    if jax.process_count() > 1:
+    members = sorted({device.process_index for device in devices})
+    if len(members) != jax.process_count():
         raise TuneError(
-            "execution costs are measured in one process, since all processes must choose by the "
-            "same; measure between the devices of one host, and state these in every process"
+            f"the mesh has devices of {len(members)} of {jax.process_count()} processes, and all "
+            "processes choose by the same costs; give a mesh of all of them"
         )
-    machine = stated.machine()
-    place = f"{machine}, {len(devices)} ranks"
-    kept = {} if cache is None else load_usable(cache, loads, "the execution costs", _MOST_BYTES)
-    if kept is not None and place in kept:
-        return kept[place]
-    flat = Mesh(np.asarray(devices), (_AXIS,))
-    with reporting(progress, "measuring", TuneError) as report:
-        costs = _measured(flat, backend, machine, time.monotonic() + seconds, report)
-    if cache is not None and kept is not None:
-        write_text(cache, dumps({**kept, place: costs}))
-    return costs
+    return backend, members
+
+
+def _hosts(said: list[Mapping[str, Any]]) -> int:
+    """On how many hosts processes are.
+
+    Raises:
+        TuneError: they gave different meshes.
+    """
+    for process, each in enumerate(said):
+        if each["mesh"] != said[0]["mesh"]:
+            raise TuneError(
+                f"process {process} measures a mesh of devices {each['mesh'][:8]}, process 0 one "
+                f"of {said[0]['mesh'][:8]}; give the same mesh to jc.measure_execution everywhere"
+            )
+    return len({each["host"] for each in said})
 
 
 # ---------------------------------------------------------------------- measuring
 
 
 def _measured(
-    mesh: Mesh, backend: str, machine: str, until: float, report: Report | None
+    mesh: Mesh,
+    backend: str,
+    machine: str,
+    hosts: int,
+    until: float,
+    lockstep: Lockstep,
+    report: Report | None,
 ) -> ExecutionCosts:
-    n = mesh.size
+    n, now = mesh.size, time.monotonic()
+    order, half_duplex = measured_order(mesh, lockstep, now + _SHARE * (until - now))
+    calls, repeats = _compiled(mesh, hosts, report)
+    taken = net_medians(calls, "nothing", until, lockstep)
+    taken = {label: taken[label] / times for label, times in repeats.items()}
+    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
+    # rank's price is the time over the number of ranks.
+    shared = backend == "cpu" and hosts == 1
+    per = 1 / n if shared else 1.0
+    permute = taken["rounds"] / (n - 1)
+    # One step of n - 1 rounds against n - 1 steps of one.
+    fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
+    step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
+    seconds = {kind: taken[f"lax {kind} {_FEW}"] for kind in _KINDS}
+    found = {"permute": per * (permute - step), "step": per * step, "shared": shared}
+    found |= {"order": order, "half_duplex": half_duplex, "machine": machine}
+    if hosts > 1:
+        shipped = shipped_costs(backend, hosts)
+        native = tuple(NativeCost(kind, seconds[kind], 0.0) for kind in _KINDS)
+        source = f"measured between {n} ranks on {hosts} hosts; per byte as shipped"
+        return dataclasses.replace(shipped, **found, native=native, source=source)
     share = (n - 1) / n
+    copied = _slope(taken["copies"], taken["rounds"], share * (_MANY - _FEW))
+    added = _slope(taken["sums"], taken["rounds"], share * (_MANY - _FEW)) - copied
+    swapped = _slope(taken["swaps"], taken["steps"], _MANY - _FEW) - share * copied
+    slopes = {
+        kind: _slope(taken[f"lax {kind} {_MANY}"], seconds[kind], _MANY - _FEW) for kind in _KINDS
+    }
+    processes = f", {jax.process_count()} processes on one host" if jax.process_count() > 1 else ""
+    return ExecutionCosts(
+        backend,
+        copied=per * copied,
+        added=per * max(0.0, added),
+        swapped=per * max(0.0, swapped) / (n - 1),
+        native=tuple(NativeCost(k, per * seconds[k], per * slopes[k]) for k in _KINDS),
+        source=f"measured on {n} devices{processes}",
+        **found,
+    )
+
+
+def _compiled(
+    mesh: Mesh, hosts: int, report: Report | None
+) -> tuple[dict[str, Call], dict[str, int]]:
+    """The programs that tell the prices apart, and how often each runs its collective."""
+    n = mesh.size
     ring, direct = (_schedule(n, "all_gather", name) for name in ("ring", "direct"))
-    swap = _schedule(n, "all_to_all", "direct")
-    wanted: list[tuple[str, str, Schedule | None, int, int]] = [
-        (f"lax {kind} {nbytes}", kind, None, nbytes, times)
-        for kind in _KINDS
-        for nbytes, times in ((_FEW, _TIMES), (_MANY, 1))
-    ]
     times = max(1, _TIMES // (n - 1))
-    wanted += [
+    wanted: list[tuple[str, str, Schedule | None, int, int]] = [
+        *((f"lax {kind} {_FEW}", kind, None, _FEW, _TIMES) for kind in _KINDS),
         ("rounds", "all_gather", ring, _FEW, times),
         ("steps", "all_gather", direct, _FEW, times),
-        ("copies", "all_gather", ring, _MANY, 1),
-        ("sums", "reduce_scatter", ring, _MANY, 1),
-        ("swaps", "all_to_all", swap, _MANY, 1),
     ]
+    if hosts == 1:
+        wanted += [
+            *((f"lax {kind} {_MANY}", kind, None, _MANY, 1) for kind in _KINDS),
+            ("copies", "all_gather", ring, _MANY, 1),
+            ("sums", "reduce_scatter", ring, _MANY, 1),
+            ("swaps", "all_to_all", _schedule(n, "all_to_all", "direct"), _MANY, 1),
+        ]
     calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = repeated(_body(_KINDS[kind], schedule), times)
@@ -239,39 +347,7 @@ def _measured(
         calls[label] = _call(mesh, body, nbytes, larger)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
-    taken = net_medians(calls, "nothing", until)
-    taken = {label: taken[label] / times for label, *_, times in wanted}
-    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
-    # rank's price is the time over the number of ranks.
-    shared = backend == "cpu"
-    per = 1 / n if shared else 1.0
-    permute = taken["rounds"] / (n - 1)
-    # One step of n - 1 rounds against n - 1 steps of one.
-    fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
-    step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
-    copied = _slope(taken["copies"], taken["rounds"], share * (_MANY - _FEW))
-    added = _slope(taken["sums"], taken["rounds"], share * (_MANY - _FEW)) - copied
-    swapped = _slope(taken["swaps"], taken["steps"], _MANY - _FEW) - share * copied
-    native = tuple(
-        NativeCost(
-            kind,
-            per * taken[f"lax {kind} {_FEW}"],
-            per * _slope(taken[f"lax {kind} {_MANY}"], taken[f"lax {kind} {_FEW}"], _MANY - _FEW),
-        )
-        for kind in _KINDS
-    )
-    return ExecutionCosts(
-        backend,
-        permute=per * (permute - step),
-        step=per * step,
-        copied=per * copied,
-        added=per * max(0.0, added),
-        swapped=per * max(0.0, swapped) / (n - 1),
-        native=native,
-        shared=shared,
-        source=f"measured on {n} devices",
-        machine=machine,
-    )
+    return calls, {label: times for label, *_, times in wanted}
 
 
 def _slope(many: float, few: float, nbytes: float) -> float:
@@ -284,7 +360,9 @@ def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> Call:
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     length = max(mesh.size, nbytes // 4 // cut // mesh.size * mesh.size)
     sharding = NamedSharding(mesh, spec)
-    x = jax.device_put(np.ones(mesh.size * length, np.float32), sharding)
+    x = jax.make_array_from_callback(
+        (mesh.size * length,), sharding, lambda index: np.ones(length, np.float32)
+    )
     program = step.lower(x).compile()
     jax.block_until_ready(program(x))
     return lambda: program(x)

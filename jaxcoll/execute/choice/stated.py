@@ -104,8 +104,8 @@ def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
         CollectiveError: the stated topology or execution costs do not fit the mesh.
     """
     network, platform = current(), jax_internals.platform()
-    costs = costs_for(network.execution, platform)
     topology = network.topology
+    costs = costs_for(network.execution, platform, topology)
     if topology is None and platform != "cpu":
         # Between CPU devices there are no links to know.
         mesh = jax_internals.concrete_mesh()
@@ -129,11 +129,17 @@ def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
     )
 
 
-def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts:
+def costs_for(
+    execution: ExecutionCosts | None, platform: str, topology: Topology | None = None
+) -> ExecutionCosts:
     """The stated execution costs, or those shipped for a platform.
 
+    Args:
+        topology: that is stated beside them, if any.
+
     Raises:
-        CollectiveError: they are another backend's, or were measured on another machine.
+        CollectiveError: they are another backend's, were measured on another machine, or are of one
+            host's memory and stated beside a network of several processes.
     """
     backend = backend_of(platform)
     if execution is None:
@@ -148,6 +154,13 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
         raise CollectiveError(
             f"the stated execution costs are of {execution.backend!r} ({execution.source}), but "
             f"the mesh has devices of {backend!r}; state those of {backend!r}"
+        )
+    if execution.shared and topology is not None and jax.process_count() > 1:
+        raise CollectiveError(
+            f"the stated execution costs are of ranks that share one host's memory "
+            f"({execution.source or 'no source given'}), and the stated {topology} is a network of "
+            f"{jax.process_count()} processes: bytes would be paid for twice; state costs measured "
+            'on it (jc.measure_execution on all processes), "processes", or no topology'
         )
     return execution
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import jax
 import numpy as np
@@ -14,8 +15,12 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.errors import CollectiveError, TableWarning, TuneError
 from jaxcoll.execute.choice import measured_costs
+from jaxcoll.execute.choice import measured_order as measured_order_module
+from jaxcoll.execute.choice.lockstep import Lockstep, host
 from jaxcoll.execute.choice.measured_costs import dumps, loads, measure_execution
-from jaxcoll.simulation.execution_costs import costs_of
+from jaxcoll.execute.choice.measured_order import FoundOrder, measured_order
+from jaxcoll.simulation.execution_costs import costs_of, shipped_costs
+from jaxcoll.simulation.execution_order import ROUNDS, STEPS
 from jaxcoll.tune import this_machine
 from tests.misuse_of.files import refuses_files
 
@@ -39,6 +44,68 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert all(each.seconds > 0 for each in costs.native)
     monkeypatch.setattr(measured_costs, "_measured", None)  # whoever measures again fails
     assert jc.measure_execution(FOUR, cache=file) == costs
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_permutes_of_the_devices_of_a_process_follow_one_another(ranks):
+    mesh = Mesh(np.array(jax.devices()[:ranks]), ("x",))
+    alone = Lockstep([jax.process_index()], "a test")
+    found = measured_order(mesh, alone, time.monotonic() + 3)
+    assert found == FoundOrder(ROUNDS, half_duplex=False)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "order", "half_duplex"),
+    [
+        ((1, 11, 11, 11, 12), STEPS, False),
+        ((1, 11, 11, 11, 21), ROUNDS, False),
+        ((1, 11, 21, 11, 21), ROUNDS, True),
+        ((1, 11, 21, 11, 12), STEPS, True),
+    ],
+)
+def test_an_order_is_told_by_times(monkeypatch, milliseconds, order, half_duplex):
+    monkeypatch.setattr(measured_order_module, "_program", lambda *_: None)
+    monkeypatch.setattr(
+        measured_order_module, "_medians", lambda calls, *_, **__: milliseconds[: len(calls)]
+    )
+    alone = Lockstep([jax.process_index()], "a test")
+    assert measured_order(FOUR, alone, 0.0) == FoundOrder(order, half_duplex)
+    two = Mesh(np.array(jax.devices()[:2]), ("x",))
+    if half_duplex:  # two ranks cannot tell
+        order = ROUNDS
+    assert measured_order(two, alone, 0.0) == FoundOrder(order, half_duplex)
+
+
+def test_between_hosts_bytes_are_the_networks(monkeypatch):
+    labels = []
+
+    def medians(calls, *_):
+        labels.extend(calls)
+        return dict.fromkeys(calls, 0.5)
+
+    found = FoundOrder(ROUNDS, half_duplex=True)
+    monkeypatch.setattr(measured_costs, "measured_order", lambda *_: found)
+    monkeypatch.setattr(measured_costs, "_call", lambda *_: None)
+    monkeypatch.setattr(measured_costs, "net_medians", medians)
+    alone = Lockstep([jax.process_index()], "a test")
+    far = measured_costs._measured(FOUR, "cpu", "m", 2, 1.0, alone, None)
+    assert not any(str(4 << 20) in label or label == "copies" for label in labels)
+    shipped = shipped_costs("cpu", 2)
+    assert (far.copied, far.added, far.swapped) == (shipped.copied, shipped.added, shipped.swapped)
+    assert not far.shared
+    assert far.half_duplex
+    assert {each.per_byte for each in far.native} == {0.0}
+    assert "2 hosts" in far.source
+    near = measured_costs._measured(FOUR, "cpu", "m", 1, 1.0, alone, None)
+    assert near.shared
+    assert "copies" in labels
+
+
+def test_processes_in_one_network_namespace_are_on_one_host():
+    assert host() == host()
+    here = {"host": host(), "mesh": [0, 1]}
+    assert measured_costs._hosts([here, here]) == 1
+    assert measured_costs._hosts([here, {**here, "host": "far"}]) == 2
 
 
 def test_costs_of_this_machine_are_read_and_others_stay(tmp_path):

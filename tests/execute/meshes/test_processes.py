@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxcoll.execute.choice.measured_costs import loads
 from tests.elsewhere import printed_by_processes
 
 
@@ -51,3 +52,22 @@ def test_tracing_and_compiling_wait_for_nobody(three):
     # A process that waited would do so for longer than the test may take.
     for said in three:
         assert said["alone"].rstrip().endswith("OK"), said
+
+
+@pytest.mark.slow
+def test_costs_are_measured_together_and_are_those_of_one_host():
+    found = []
+    for said in printed(2, 2, "measure"):
+        lines = [each for each in said["measure"].splitlines() if "[Gloo]" not in each]
+        some, turned, costs, mixed, named, end = lines
+        assert "devices of 1 of 2 processes" in some
+        assert "process 1 measures a mesh of devices [" in turned
+        assert "ranks that share one host's memory" in mixed
+        assert "state costs measured on it" in named
+        assert end == "OK"
+        found.append(costs)
+    assert found[0] == found[1]
+    (costs,) = loads(found[0]).values()
+    assert costs.shared
+    assert costs.order.name == "rounds"
+    assert "2 processes on one host" in costs.source

@@ -133,6 +133,50 @@ def alone(process: int) -> None:
     gather(jax.devices(), chunks=1)
 
 
+def measure(process: int) -> None:
+    """All measure together and get the same; other meshes and a network are refused on all."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll as jc
+    from jaxcoll.errors import CollectiveError, TuneError
+    from jaxcoll.execute.choice.measured_costs import dumps
+
+    mesh, whole, x = operand(jax.devices())
+    some = Mesh(np.array(jax.local_devices()), ("x",))
+    turned = Mesh(np.roll(np.array(jax.devices()), process), ("x",))
+    for wrong in (some, turned):
+        try:
+            jc.measure_execution(wrong, seconds=1)
+        except TuneError as error:
+            print(error, flush=True)
+        else:
+            raise AssertionError("measured")
+    costs = jc.measure_execution(mesh, seconds=1)
+    print(dumps({f"{costs.machine}, {len(whole)} ranks": costs}).replace("\n", ""), flush=True)
+
+    def sums():
+        # Another function for each statement: those of one are one program.
+        step = jax.shard_map(lambda v: jc.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+        return jax.jit(step).lower(x)
+
+    ring = jc.topologies.ring(len(whole))
+    for execution in (costs, "cpu"):
+        with jc.use_topology(ring, execution=execution):
+            try:
+                sums()
+            except CollectiveError as error:
+                print(error, flush=True)
+            else:
+                raise AssertionError("one host's memory was mixed with a network")
+    with jc.use_topology(None, execution=costs):
+        sums()
+    with jc.use_topology(ring, execution="processes"):
+        sums()
+
+
 # ---------------------------------------------------------------------- parts
 
 
@@ -192,4 +236,5 @@ TASKS = {
     "differ": differ,
     "some": some,
     "alone": alone,
+    "measure": measure,
 }

@@ -21,7 +21,7 @@ def test_messages_stand_on_the_track_of_their_link_and_do_not_overlap(topology, 
     found = json.loads(traces.dumps(timeline))
     events = [event for event in found["traceEvents"] if event["ph"] == "X"]
     assert len(events) == len(timeline.hop_link)
-    assert found["otherData"]["seconds"] == timeline.time
+    assert found["otherData"] == {"model": "astra", "order": "links", "seconds": timeline.time}
     last = max(event["ts"] + event["dur"] for event in events)
     assert last <= timeline.time * 1e6 + 1e-3
     moved = sum(event["args"]["bytes"] for event in events)
