@@ -114,7 +114,7 @@ class _Operations:
         self.closes = schedule.collective.traits.ends_with_shard
         self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
         # Meetings (rank, step, chunk): where a rank adds runs that begin apart. Those of blocks
-        # begin apart nowhere else, as a block cuts all runs through a chunk alike.
+        # begin apart nowhere else, as a block cuts all runs through a chunk at one place.
         adding = np.flatnonzero(self.adds)
         if not self.continues[adding].any():
             adding = adding[:0]  # runs of one chunk, as of most trees
@@ -188,7 +188,7 @@ class _Operations:
 
 
 def _unique(*columns: np.ndarray, inverse: bool = False, counts: bool = False) -> list[np.ndarray]:
-    """The different rows of columns in order; where each row is there; how often each occurs."""
+    """The different rows of columns in order; which of them each row is; how often each occurs."""
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     numbers = np.ravel_multi_index(columns, sizes)
     found = np.unique(numbers, return_inverse=inverse, return_counts=counts)
