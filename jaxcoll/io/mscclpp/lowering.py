@@ -115,13 +115,13 @@ class _Operations:
         self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
         # Meetings (rank, step, chunk): where a rank adds runs that begin apart. Those of blocks
         # begin apart nowhere else, as a block cuts all runs through a chunk at one place.
-        adding = np.flatnonzero(self.adds)
-        if not self.continues[adding].any():
-            adding = adding[:0]  # runs of one chunk, as of most trees
-        columns = (column[adding] for column in (self.dst, self.step, self.chunk))
-        *self.meeting, which = _unique(*columns, inverse=True)
-        apart = self._beginnings(adding, which, self.continues)[1][which] > 1
-        self.met, self.met_at = adding[apart], which[apart]
+        self.met = np.zeros(0, np.int64)
+        if (self.adds & self.continues).any():  # else runs are of one chunk, as of most trees
+            adding = np.flatnonzero(self.adds)
+            columns = (column[adding] for column in (self.dst, self.step, self.chunk))
+            *self.meeting, which = _unique(*columns, inverse=True)
+            apart = self._beginnings(adding, which, self.continues)[1][which] > 1
+            self.met, self.met_at = adding[apart], which[apart]
 
     def _beginnings(
         self, sends: np.ndarray, meeting: np.ndarray, inside: np.ndarray
