@@ -20,7 +20,7 @@ from typing import Any
 import jaxcoll as jc
 from jaxcoll.io import mscclpp
 from jaxcoll.prove import NotProved, NotRead, prove_text
-from tests.prove import plans
+from tests.prove import plans, sums
 from tests.prove.machine import fault
 
 Plan = dict[str, Any]
@@ -48,6 +48,7 @@ def sound() -> dict[str, str]:
     made["ports"] = mscclpp.dumps(
         jc.synthesize(networks["ring"], "all_reduce", "ring", chunks=1), ranks_per_host=1
     )
+    made["meeting sums"] = mscclpp.dumps(sums.begun_apart())
     made["packets"] = plans.packets()
     for between in ("semaphore", "barrier"):
         made[between] = plans.pair(between=between)

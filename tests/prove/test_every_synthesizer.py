@@ -21,6 +21,7 @@ from jaxcoll.prove import prove_text
 from tests.claims.printed import assert_claimed
 from tests.cli.calls import called
 from tests.io.networks import hosts
+from tests.prove import sums
 from tests.strategies import collectives
 from tests.synth.cases import CASES, Case
 
@@ -90,6 +91,11 @@ def test_some_cases_are_written_and_proved(case: Case, data: st.DataObject):
 @given(data=st.data())
 def test_every_case_is_written_and_proved(case: Case, data: st.DataObject):
     written_and_proved(drawn(case, data))
+
+
+def test_sums_of_runs_that_begin_apart_are_written_and_proved():
+    """Drawn for Trivance and Blink only: two sums of a step that threads would share unlike."""
+    assert written_and_proved(sums.begun_apart()) == set(WAYS)
 
 
 @pytest.mark.parametrize("name", ["ring", "forestcoll", "bfb"])

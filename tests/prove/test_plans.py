@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from jaxcoll.io.mscclpp import lowering
 from jaxcoll.prove import NotProved, NotRead, prove_text
 from tests.cli.calls import called
 from tests.io.networks import hosts
-from tests.prove import machine, plan_mutants, plans
+from tests.prove import machine, plan_mutants, plans, sums
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 OURS = mscclpp.dumps(jc.synthesize(jc.topologies.ring(3), "all_reduce", "ring"))
@@ -158,10 +159,84 @@ def test_operations_are_counted_as_they_are_made(data):
     counted = lowering._Operations(schedule, per_host)
     count = data.draw(st.integers(1, chunks))
     for block_of in lowering._ways(chunks, count):
-        runs = [lowering.runs(schedule, counted.continues, block_of == b) for b in range(count)]
-        made = [lowering._Block(schedule, each, per_host) for each in runs]
-        most = max(len(ops) for block in made for ops in block.operations)
-        assert counted.most(block_of) == most
+        assert counted.most(block_of) == _made(schedule, counted, block_of, per_host)
+
+
+def _made(schedule: jc.Schedule, counted: lowering._Operations, block_of, per_host: int) -> int:
+    """Operations of the fullest block, as they are made."""
+    blocks = [
+        lowering._Block(
+            schedule, lowering.runs(schedule, counted.continues, block_of == b), per_host
+        )
+        for b in range(max(block_of) + 1)
+    ]
+    return max(len(ops) for block in blocks for ops in block.operations)
+
+
+@pytest.mark.parametrize("per_host", [1, 3])
+def test_threads_wait_between_sums_of_runs_that_begin_apart(per_host: int):
+    """From memory and from scratch: one ``nop`` more than for sums that do not meet, and needed."""
+    text = mscclpp.dumps(sums.begun_apart(), ranks_per_host=per_host)
+    assert prove_text(text, "reduce_scatter", 3).messages == 12
+    assert machine.fault(text, 20) == ""
+    ops = json.loads(text)["gpus"][0]["threadblocks"][0]["ops"]
+    added = [i for i, op in enumerate(ops) if op["name"] in ("rre", "re")]
+    first, second = added[:2]
+    assert [op["name"] for op in ops[first : second + 2]] == [
+        ops[first]["name"], "nop", ops[second]["name"], "nop",
+    ]  # fmt: skip
+    assert second == first + 2
+
+    def joined(plan: dict) -> None:
+        del plan["gpus"][0]["threadblocks"][0]["ops"][first + 1]
+
+    without = plan_mutants.changed(text, joined)
+    with pytest.raises(NotProved, match="use chunk 1 of buffer 'i' of rank 0 in no certain order"):
+        prove_text(without)
+    assert "in any order" in machine.fault(without, 20)
+
+
+def _meet(a: lowering.Run, b: lowering.Run) -> bool:
+    """Whether two sums are of one chunk, and of different threads there."""
+    overlap = max(a.first, b.first) < min(a.first + a.count, b.first + b.count)
+    return overlap and a.first != b.first
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=9))
+def test_sums_have_as_few_parts_as_they_need(spans: list[tuple[int, int]]):
+    runs = [lowering.Run(0, i, i, i, 99, (i,), *span, True) for i, span in enumerate(spans)]
+    parts = lowering._parts(runs)
+    assert sorted(run.place for part in parts for run in part) == [*range(len(runs))]
+    assert not any(_meet(a, b) for part in parts for a in part for b in part)
+    # Sums of which any two meet need a part each.
+    most = max((size for size in range(1, len(runs) + 1)
+                if any(all(_meet(a, b) for a, b in itertools.combinations(some, 2))
+                       for some in itertools.combinations(runs, size))), default=0)  # fmt: skip
+    assert len(parts) == most
+
+
+@settings(max_examples=25, deadline=None)
+@given(sums.trees(), st.data())
+def test_sums_along_any_trees_are_written_counted_and_proved(schedule: jc.Schedule, data):
+    ranks, chunks = schedule.collective.num_ranks, schedule.collective.num_chunks
+    per_host = data.draw(st.sampled_from([1, ranks]))
+    text = mscclpp.dumps(schedule, ranks_per_host=per_host)
+    assert prove_text(text, "reduce_scatter", ranks).messages == schedule.num_sends
+    assert sends(mscclpp.loads(text, schedule.topology)) == sends(schedule)
+    count = data.draw(st.integers(1, chunks))
+    counted = lowering._Operations(schedule, per_host)
+    for block_of in lowering._ways(chunks, count):
+        assert counted.most(block_of) == _made(schedule, counted, block_of, per_host)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(sums.trees(), st.booleans())
+def test_sums_along_any_trees_run_in_any_order(schedule: jc.Schedule, is_host: bool):
+    per_host = schedule.collective.num_ranks if is_host else 1
+    text = mscclpp.dumps(schedule, ranks_per_host=per_host)
+    assert (plan_mutants.refused(text), machine.fault(text, 3)) == ("", "")
 
 
 def test_a_schedule_for_a_runtime_is_the_fastest_that_fits_and_not_the_longest():

@@ -4,7 +4,8 @@ A plan has thread blocks per rank, each with the chunks of its own on every rank
 depend on each other, so blocks never wait for blocks of their rank. Between ranks of a host copies
 are put into the other's memory and sums read from it, over a memory channel; between hosts both are
 put over a port channel, sums into scratch. Before anything is put, both ends of every channel say
-that they have begun: until then the other's buffer may be in use.
+that they have begun: until then the other's buffer may be in use. Threads of a block run apart, and
+wait for each other (``nop``) before one may use what another one did.
 """
 
 from __future__ import annotations
@@ -112,6 +113,23 @@ class _Operations:
         self.far = self.src // per_host != self.dst // per_host
         self.closes = schedule.collective.traits.ends_with_shard
         self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
+        # Meetings (rank, step, chunk): where a rank adds runs that begin apart. Those of blocks
+        # begin apart nowhere else, as a block cuts all runs through a chunk at one place.
+        self.met = np.zeros(0, np.int64)
+        if (self.adds & self.continues).any():  # else runs are of one chunk, as of most trees
+            adding = np.flatnonzero(self.adds)
+            columns = (column[adding] for column in (self.dst, self.step, self.chunk))
+            *self.meeting, which = _unique(*columns, inverse=True)
+            apart = self._beginnings(adding, which, self.continues)[1][which] > 1
+            self.met, self.met_at = adding[apart], which[apart]
+
+    def _beginnings(
+        self, sends: np.ndarray, meeting: np.ndarray, inside: np.ndarray
+    ) -> list[np.ndarray]:
+        """The meetings of some sends, and at how many chunks the runs begin that each is of."""
+        begun = self.chunk[~inside][np.cumsum(~inside)[sends] - 1]
+        meeting, _ = _unique(meeting, self.chunk[sends] - begun)
+        return _unique(meeting, counts=True)
 
     def most(self, block_of: np.ndarray) -> int:
         """Operations of the fullest block of any rank."""
@@ -150,6 +168,13 @@ class _Operations:
         once_a_step(receiver, np.ones(len(runs), bool))
         each(receiver[adds])
         once_a_step(receiver, adds)
+        if len(self.met):
+            met, parts = self._beginnings(self.met, self.met_at, inside)
+            to, time, chunk = (column[met] for column in self.meeting)
+            cell, time, parts = _unique(block_of[chunk] * self.ranks + to, time, parts)
+            # Rows are in order: the last of a cell and step is the meeting of the most parts.
+            last = (np.diff(cell, append=-1) != 0) | (np.diff(time, append=-1) != 0)
+            total += np.bincount(cell[last], parts[last] - 1, cells).astype(np.int64)
         ends, peers = (
             np.concatenate([sender, receiver]),
             np.concatenate([by_type(dst), by_type(src)]),
@@ -162,11 +187,12 @@ class _Operations:
         return int(total.max(initial=0))
 
 
-def _unique(*columns: np.ndarray, counts: bool = False) -> list[np.ndarray]:
-    """The different rows of columns, and how often each occurs."""
+def _unique(*columns: np.ndarray, inverse: bool = False, counts: bool = False) -> list[np.ndarray]:
+    """The different rows of columns in order; which of them each row is; how often each occurs."""
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
-    found = np.unique(np.ravel_multi_index(columns, sizes), return_counts=counts)
-    rows, *rest = found if counts else (found,)
+    numbers = np.ravel_multi_index(columns, sizes)
+    found = np.unique(numbers, return_inverse=inverse, return_counts=counts)
+    rows, *rest = found if inverse or counts else (found,)
     return [*np.unravel_index(rows, sizes), *rest]
 
 
@@ -253,6 +279,27 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
 def _said(run: Run) -> dict[str, Any]:
     """Keys that the runtime passes over and reading back needs."""
     return {"step": run.step, "place": run.place, "links": list(run.path)}
+
+
+def _parts(sums: Sequence[Run]) -> list[list[Run]]:
+    """A rank's sums of one step, in as few parts as threads may add without waiting in between.
+
+    A thread adds the elements t, t + T, t + 2 T of an operation from where the operation begins, of
+    T threads. So sums into a chunk whose runs begin at one place are one thread's; of those that
+    begin elsewhere another thread may be in the middle, and all must wait before the next.
+    """
+    after: dict[int, int] = {}  # of each beginning, the first chunk that no run from there has
+    for run in sums:
+        after[run.first] = max(after.get(run.first, 0), run.first + run.count)
+    # Taken as they begin, each goes to the first part that is free there: no more parts than
+    # different beginnings meet in one chunk, and in any order those need a part each.
+    part_of: dict[int, int] = {}
+    free: list[int] = []  # the first chunk that each part leaves to others
+    for first, end in sorted(after.items()):
+        part = next((p for p, at in enumerate(free) if at <= first), len(free))
+        free[part : part + 1] = [end]
+        part_of[first] = part
+    return [[run for run in sums if part_of[run.first] == p] for p in range(len(free))]
 
 
 class _Block:
@@ -354,23 +401,23 @@ class _Block:
     def _receive(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
         """Waits for all that send; then sums, of the other's memory or of scratch."""
         ops = [*self._meet(rank, "wait", {run.src for run in runs}), {"name": "nop"}]
-        for run in runs:
-            if not run.reduce:
-                continue
-            here = {"type": self.buffer, "index": run.first, "size": run.count}
-            if run in landing:
+        for part in _parts([run for run in runs if run.reduce]):
+            for run in part:
+                here = {"type": self.buffer, "index": run.first, "size": run.count}
+                if run in landing:
+                    ops.append({
+                        "name": "re", "src_buff": [here, landing[run]], "dst_buff": [here],
+                        **_said(run), "from": run.src,
+                    })  # fmt: skip
+                    continue
+                there = {"buffer_id": self._foreign(rank, run.src, self.buffer), "index": run.first,
+                         "size": run.count}  # fmt: skip
                 ops.append({
-                    "name": "re", "src_buff": [here, landing[run]], "dst_buff": [here],
-                    **_said(run), "from": run.src,
+                    "name": "rre", "src_buff": [here, there], "dst_buff": [here],
+                    "channel_type": "memory", **_said(run), "from": run.src,
                 })  # fmt: skip
-                continue
-            there = {"buffer_id": self._foreign(rank, run.src, self.buffer), "index": run.first,
-                     "size": run.count}  # fmt: skip
-            ops.append({
-                "name": "rre", "src_buff": [here, there], "dst_buff": [here],
-                "channel_type": "memory", **_said(run), "from": run.src,
-            })  # fmt: skip
-        return [*ops, *([{"name": "nop"}] if any(run.reduce for run in runs) else [])]
+            ops.append({"name": "nop"})
+        return ops
 
     def _closing(self, rank: int) -> list[dict]:
         """The other may still read what a rank gave, until it says that it does not."""
