@@ -130,9 +130,10 @@ def test_exchanges_that_share_a_cable_take_as_long_as_chance_says():
     exchange = [(a, a + 4) for a in range(4)] + [(a + 4, a) for a in range(4)]
     around = [(a, a + 4) for a in range(4)] + [(a + 4, (a + 1) % 4) for a in range(4)]
     for pairs, least, most in ((exchange, 1.2, 2.0), (around, 1.0, 1.0)):
-        routes = shortest_routes(hosts, *np.asarray(pairs).T)
+        src, dst = (np.asarray(side, np.int64) for side in zip(*pairs, strict=True))
+        routes = shortest_routes(hosts, src, dst)
         flow = Flows(
-            *np.asarray(pairs).T.copy(), np.zeros(8, np.int64), np.full(8, 1e6),
+            src, dst, np.zeros(8, np.int64), np.full(8, 1e6),
             routes.path_ptr.astype(np.int64), routes.path_link.astype(np.int64),
         )  # fmt: skip
         taken = run_in_order(hosts, flow, half_duplex=True)[1].max()
