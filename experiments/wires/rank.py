@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcoll as jc
 from jaxcoll.execute.choice.cheapest import Candidate, Explanation
+from jaxcoll.kinds import kind_of
 
 AXIS = "i"
 LAX, DEFAULT = "jax.lax", "default"
@@ -66,7 +67,7 @@ class Rank:
         explained = jc.explain_choice(kind, nbytes=nbytes, mesh=self.mesh, topology=self.network)
         tried = chosen(explained, plan, f"{plan['seed']} {self.network.digest} {kind} {nbytes}")
         length = nbytes // _WIDTH
-        x = self._array(length // self.mesh.size if kind == "all_gather" else length)
+        x = self._array(length // self.mesh.size if kind_of(kind).starts_with_shard else length)
 
         def made(by: Any, **more: Any) -> Program:
             def run(v: jax.Array) -> jax.Array:
