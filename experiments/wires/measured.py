@@ -28,9 +28,10 @@ from experiments.wires.networks import NETWORKS
 from jaxcoll.bounds import bound
 from jaxcoll.emulation import emulate
 from jaxcoll.kinds import names_in
+from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.topology import Topology
 
-LAX, DEFAULT, ALL = "jax.lax", "default", "all"
+LAX, DEFAULT, ALL = JAX_LAX, "default", "all"
 _PROGRAM = Path(__file__).with_name("rank.py")
 _WIDTH = 4  # bytes of a number
 _KIB = 1024

@@ -29,9 +29,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcoll as jc
 from jaxcoll.execute.choice.cheapest import Candidate, Explanation
 from jaxcoll.kinds import kind_of
+from jaxcoll.synth.native import JAX_LAX
 
 AXIS = "i"
-LAX, DEFAULT = "jax.lax", "default"
+LAX, DEFAULT = JAX_LAX, "default"
 # Functions of ``jax.lax`` and of ``jaxcoll``, with their arguments, and whether all ranks get the
 # same.
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any], bool]] = {

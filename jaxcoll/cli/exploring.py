@@ -270,9 +270,10 @@ class Names(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
         from jaxcoll.cli.schedules import SynthesizerName
+        from jaxcoll.synth.native import JAX_LAX
 
         one, parts = SynthesizerName(), [part.strip() for part in str(value).split(",")]
-        return tuple(p if p == "jax.lax" else one.convert(p, param, ctx) for p in parts)
+        return tuple(p if p == JAX_LAX else one.convert(p, param, ctx) for p in parts)
 
 
 @click.command()
