@@ -42,7 +42,7 @@ from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.choice.lockstep import Lockstep, host
-from jaxcoll.execute.choice.measured_order import measured_order
+from jaxcoll.execute.choice.measured_order import ON_SHARED_CORES, measured_order
 from jaxcoll.io.files import load_usable, write_text
 from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.numerics import checks
@@ -162,7 +162,6 @@ def _timed(call: Call, calls: int) -> float:
 FORMAT = "jaxcoll.execution-costs/1"
 _MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
-_SHARE = 0.25  # of the time, for the order
 
 _FEW, _MANY = 1 << 10, 4 << 20
 _AXIS = "ranks"
@@ -281,14 +280,14 @@ def _measured(
     lockstep: Lockstep,
     report: Report | None,
 ) -> ExecutionCosts:
-    n, now = mesh.size, time.monotonic()
-    order, half_duplex = measured_order(mesh, lockstep, now + _SHARE * (until - now))
-    calls, repeats = _compiled(mesh, hosts, report)
-    taken = net_medians(calls, "nothing", until, lockstep)
-    taken = {label: taken[label] / times for label, times in repeats.items()}
+    n = mesh.size
     # CPU devices share cores: what all ranks do at once is done one after the other, so that a
     # rank's price is the time over the number of ranks.
     shared = backend == "cpu" and hosts == 1
+    order, half_duplex = ON_SHARED_CORES if shared else measured_order(mesh, lockstep)
+    calls, repeats = _compiled(mesh, hosts, report)
+    taken = net_medians(calls, "nothing", until, lockstep)
+    taken = {label: taken[label] / times for label, times in repeats.items()}
     per = 1 / n if shared else 1.0
     permute = taken["rounds"] / (n - 1)
     # One step of n - 1 rounds against n - 1 steps of one.

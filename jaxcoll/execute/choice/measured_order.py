@@ -3,9 +3,9 @@
 Three ranks are enough, of three processes where there are as many. Rank ``b`` sends to ``a``, and
 ``a`` sends to ``c``: no link of these two ways is the same.
 
-- In two permutes that have nothing to do with one another, or in one: where the two take as long,
-  permutes overlap, and a rank's steps follow one another; where they take twice as long, its
-  permutes do.
+- In two permutes that have nothing to do with one another: where the two take as long as one of
+  them alone, permutes overlap, and a rank's steps follow one another; where they take twice as
+  long, its permutes do, or so few cores or links carry both that nothing else can be told.
 - ``a`` and ``b`` send to each other in one permute: where that takes twice as long as one of them
   alone, the pair is half duplex.
 
@@ -30,10 +30,10 @@ from jaxcoll.execute.choice.lockstep import Lockstep
 from jaxcoll.simulation.execution_order import ROUNDS, STEPS, ExecutionOrder
 
 # Messages grow from the first size until one takes this many times what an empty program does.
-_LEAST_BYTES, _MOST_BYTES, _OF_NOTHING = 1 << 18, 1 << 24, 4.0
+_LEAST_BYTES, _MOST_BYTES, _OF_NOTHING = 1 << 16, 1 << 24, 4.0
 # Halfway between once and twice.
 _TWICE = 1.5
-_ROUNDS, _FEWEST_ROUNDS = 7, 3
+_ROUNDS, _FEWEST_ROUNDS = 9, 3
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -50,12 +50,16 @@ class FoundOrder(NamedTuple):
     half_duplex: bool
 
 
-def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
-    """The order of the devices of a mesh, the same on all processes.
+# Of CPU devices on one host: XLA runs one permute after the other, and no wire is between two of
+# them. How long their copies take together says how many cores are free, and nothing of an order.
+ON_SHARED_CORES = FoundOrder(ROUNDS, half_duplex=False)
+
+
+def measured_order(mesh: Mesh, lockstep: Lockstep) -> FoundOrder:
+    """The order of the devices of a mesh that do not share cores, the same on all processes.
 
     Args:
         mesh: of one axis, and two devices or more.
-        until: by ``time.monotonic``; a few rounds are taken after it too.
     """
     a, b, c = _ranks(mesh)
     toward, back = [(b, a)], [(a, b)]
@@ -63,7 +67,7 @@ def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
     nothing, size = _program(mesh, [], 4), _LEAST_BYTES
     while True:
         alone = _program(mesh, [toward], size)
-        empty, once = _medians([nothing, alone], lockstep, until, rounds=_FEWEST_ROUNDS)
+        empty, once = _upper_quartiles([nothing, alone], _FEWEST_ROUNDS)
         # Until it is told from noise, whatever the time: where it is long, one is enough.
         is_long = once > (1 + _OF_NOTHING) * empty or size >= _MOST_BYTES
         if lockstep.decided(functools.partial(bool, is_long)):
@@ -73,26 +77,29 @@ def measured_order(mesh: Mesh, lockstep: Lockstep, until: float) -> FoundOrder:
         nothing,
         alone,
         _program(mesh, [[*toward, *back]], size),
-        _program(mesh, [[*toward, *away]], size),
         _program(mesh, [toward, away], size),
     ]
-    empty, once, exchange, together, apart = _medians(programs, lockstep, until, rounds=_ROUNDS)
+    empty, once, exchange, apart = _upper_quartiles(programs, _ROUNDS)
 
     def found() -> list[bool]:
-        half_duplex = exchange - empty > _TWICE * (once - empty)
-        overlap = apart - empty < _TWICE * (together - empty)
-        return [overlap and not (half_duplex and c is None), half_duplex]
+        limit = empty + _TWICE * (once - empty)
+        half_duplex = exchange > limit
+        return [apart < limit and not (half_duplex and c is None), half_duplex]
 
     overlap, half_duplex = lockstep.decided(found)
     return FoundOrder(STEPS if overlap else ROUNDS, half_duplex)
 
 
 def _ranks(mesh: Mesh) -> tuple[int, int, int | None]:
-    """Three ranks, of as many processes as can be; or two, where there are no more."""
-    first: dict[int, int] = {}
-    for rank, device in enumerate(mesh.devices.flat):
-        first.setdefault(device.process_index, rank)
-    ranks = list(first.values()) if len(first) > 1 else list(range(min(mesh.size, 3)))
+    """Three ranks, of as many processes as can be; or two, where there are no more.
+
+    Of two processes the third is of the second's: what stays in one process takes no time beside
+    what does not, and would tell nothing.
+    """
+    process = [device.process_index for device in mesh.devices.flat]
+    first = {of: rank for rank, of in reversed(list(enumerate(process)))}
+    elsewhere = [rank for rank, of in enumerate(process) if of != process[0] or len(first) == 1]
+    ranks = list(dict.fromkeys([0, *sorted(first.values()), *elsewhere]))
     return ranks[0], ranks[1], ranks[2] if len(ranks) > 2 else None
 
 
@@ -120,19 +127,16 @@ def _program(mesh: Mesh, permutes: Sequence[Pairs], nbytes: int) -> Callable[[],
     return lambda: jax.block_until_ready(program(*[ones] * count))
 
 
-def _medians(
-    calls: Sequence[Callable[[], Any]], lockstep: Lockstep, until: float, *, rounds: int
-) -> list[float]:
-    """Median seconds of programs that take turns."""
-    rows = []
-    while True:
-        row = []
-        for call in calls:
+def _upper_quartiles(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Upper quartiles of the seconds of programs that take turns.
+
+    Two ranks that begin to send at the very same moment may do so both ways even where they are
+    half duplex, in up to half of all rounds: medians of few are now those and now the others.
+    """
+    taken = np.empty((rounds, len(calls)))
+    for row in taken:
+        for i, call in enumerate(calls):
             begun = time.perf_counter()
             call()
-            row.append(time.perf_counter() - begun)
-        rows.append(row)
-        count = len(rows)
-        more = count < _FEWEST_ROUNDS or (count < rounds and time.monotonic() < until)
-        if not lockstep.decided(functools.partial(bool, more)):
-            return np.median(np.asarray(rows), axis=0).tolist()
+            row[i] = time.perf_counter() - begun
+    return np.quantile(taken, 0.75, axis=0).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -49,31 +49,49 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_permutes_of_the_devices_of_a_process_follow_one_another(ranks):
     mesh = Mesh(np.array(jax.devices()[:ranks]), ("x",))
-    alone = Lockstep([jax.process_index()], "a test")
-    found = measured_order(mesh, alone, time.monotonic() + 3)
-    assert found == FoundOrder(ROUNDS, half_duplex=False)
+    costs = jc.measure_execution(mesh, seconds=1)
+    assert (costs.order, costs.half_duplex) == (ROUNDS, False)
 
 
 @pytest.mark.parametrize(
     ("milliseconds", "order", "half_duplex"),
     [
-        ((1, 11, 11, 11, 12), STEPS, False),
-        ((1, 11, 11, 11, 21), ROUNDS, False),
-        ((1, 11, 21, 11, 21), ROUNDS, True),
-        ((1, 11, 21, 11, 12), STEPS, True),
+        ((1, 11, 11, 12), STEPS, False),
+        ((1, 11, 11, 21), ROUNDS, False),
+        ((1, 11, 21, 21), ROUNDS, True),
+        ((1, 11, 21, 12), STEPS, True),
     ],
 )
 def test_an_order_is_told_by_times(monkeypatch, milliseconds, order, half_duplex):
     monkeypatch.setattr(measured_order_module, "_program", lambda *_: None)
     monkeypatch.setattr(
-        measured_order_module, "_medians", lambda calls, *_, **__: milliseconds[: len(calls)]
+        measured_order_module,
+        "_upper_quartiles",
+        lambda calls, _: milliseconds[: len(calls)],
     )
     alone = Lockstep([jax.process_index()], "a test")
-    assert measured_order(FOUR, alone, 0.0) == FoundOrder(order, half_duplex)
+    assert measured_order(FOUR, alone) == FoundOrder(order, half_duplex)
     two = Mesh(np.array(jax.devices()[:2]), ("x",))
     if half_duplex:  # two ranks cannot tell
         order = ROUNDS
-    assert measured_order(two, alone, 0.0) == FoundOrder(order, half_duplex)
+    assert measured_order(two, alone) == FoundOrder(order, half_duplex)
+
+
+@pytest.mark.parametrize(
+    ("processes", "ranks"),
+    [
+        ([0, 0], (0, 1, None)),
+        ([0, 0, 0, 0], (0, 1, 2)),
+        ([0, 1], (0, 1, None)),
+        ([1, 1, 0, 0], (0, 2, 3)),  # the third stays out of the first's process
+        ([0, 0, 1], (0, 2, None)),
+        ([0, 0, 1, 1, 2, 2], (0, 2, 4)),
+    ],
+)
+def test_the_ranks_that_tell_are_of_as_many_processes_as_can_be(processes, ranks):
+    devices = np.array([SimpleNamespace(process_index=of) for of in processes], object)
+    mesh = SimpleNamespace(devices=devices)
+    assert measured_order_module._ranks(mesh) == ranks  # type: ignore[arg-type]
 
 
 def test_between_hosts_bytes_are_the_networks(monkeypatch):

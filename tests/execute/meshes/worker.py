@@ -151,11 +151,12 @@ def measure(process: int) -> None:
         try:
             jc.measure_execution(wrong, seconds=1)
         except TuneError as error:
-            print(error, flush=True)
+            print(f"said: {error}", flush=True)
         else:
             raise AssertionError("measured")
     costs = jc.measure_execution(mesh, seconds=1)
-    print(dumps({f"{costs.machine}, {len(whole)} ranks": costs}).replace("\n", ""), flush=True)
+    text = dumps({f"{costs.machine}, {len(whole)} ranks": costs}).replace("\n", "")
+    print(f"said: {text}", flush=True)
 
     def sums():
         # Another function for each statement: those of one are one program.
@@ -168,7 +169,7 @@ def measure(process: int) -> None:
             try:
                 sums()
             except CollectiveError as error:
-                print(error, flush=True)
+                print(f"said: {error}", flush=True)
             else:
                 raise AssertionError("one host's memory was mixed with a network")
     with jc.use_topology(None, execution=costs):
