@@ -41,9 +41,10 @@ __all__ = ["Emulation", "emulate"]
 # decide how long a message takes (eight processes at 200 Mbit/s each were too many for two cores,
 # at 50 Mbit/s on three cables each their times were those of the cables).
 BYTES_PER_CORE = 80_000_000
-# Of an Ethernet frame of 1,514 bytes TCP carries 1,448: cables are faster by that, so that what
-# programs send takes the time of the network's bandwidth.
-_PAYLOAD = Fraction(1448, 1514)
+# Of an Ethernet frame of 1,514 bytes TCP carries 1,448, and answers two of them with one of 66 in
+# the other direction: cables are faster by that, so that what programs send takes the time of the
+# network's bandwidth.
+_PAYLOAD = Fraction(1448, 1514 + 33)
 # Ranks whose processes fit: each takes about this much memory before it does anything.
 _RANK_BYTES = 400 * 2**20
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}

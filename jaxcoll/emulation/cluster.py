@@ -21,11 +21,15 @@ _PORT = 9911
 # gives away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their
 # time.
 _FRAME, _PER_SECOND = 1600, 4000
-# A queue of 10 ms. gloo says that it is ready to receive before anything is sent, and that message
-# waits behind all others on its cable: behind 512 kB permutes around a circle through two hosts
-# took 1.35 times what their bytes take, behind 16 kB 1.13. Of reno, cubic and bbr reno shares such
-# cables most evenly.
-_LEAST_QUEUE, _QUEUES_PER_SECOND = 16_000, 100
+# What is on its way is bounded by the sender and not by losses. A flow has at most this many bytes
+# under way, or those that the fastest cable carries in a millisecond and in the longest delay of
+# its messages and their answers; a cable's queue takes those of many flows. So flows share a cable
+# evenly, and gloo's word that it is ready for a message waits behind little. Without such a bound
+# reno lost a fifth of a cable that four flows cross where its queue held 10 ms, and where it held
+# more, permutes around a circle through two hosts took 1.35 times what their bytes take.
+_LEAST_BUFFER, _BUFFERS_PER_SECOND = 8192, 1000
+_FLOWS = 128  # whose buffers fit into a queue
+_CABLES_OF_A_ROUTE = 4  # as many as delay a message where all have the longest delay
 _TCP = {"ip_forward": "1", "tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 
 
@@ -64,6 +68,14 @@ def lay_cables(plan: dict) -> None:
     device: dict[tuple[int, int], str] = {}
     for v in vertices:
         _do("ip", "netns", "add", _name(v))
+    fastest = max((max(cable[2:4]) for cable in plan["cables"]), default=0) // 8
+    longest = max((max(cable[4:]) for cable in plan["cables"]), default=0) * 2 * _CABLES_OF_A_ROUTE
+    buffer = max(_LEAST_BUFFER, fastest // _BUFFERS_PER_SECOND + int(fastest * longest))
+    tcp = {
+        **_TCP,
+        "tcp_wmem": f"4096 {buffer} {buffer}",
+        "tcp_rmem": f"4096 {2 * buffer} {2 * buffer}",
+    }
     for k, (a, b, there, back, *delays) in enumerate(plan["cables"]):
         _do(
             "ip", "link", "add", f"c{k}a", "netns", _name(a), "type", "veth",
@@ -75,9 +87,8 @@ def lay_cables(plan: dict) -> None:
             links[here].append(f"link set {end} up")
             add = f"qdisc add dev {end}"
             burst = max(_FRAME, bits // 8 // _PER_SECOND)
-            queue = max(_LEAST_QUEUE, bits // 8 // _QUEUES_PER_SECOND)
             speeds[here].append(
-                f"{add} root handle 1: tbf rate {bits}bit burst {burst}b limit {queue}b"
+                f"{add} root handle 1: tbf rate {bits}bit burst {burst}b limit {_FLOWS * buffer}b"
             )
             if seconds:
                 delay = f"netem delay {round(seconds * 1e6)}us"
@@ -93,7 +104,7 @@ def lay_cables(plan: dict) -> None:
         _batch(v, "tc", speeds[v])
         _do(
             "ip", "netns", "exec", _name(v), "sh", "-c",
-            "".join(f"echo {value} > /proc/sys/net/ipv4/{name}; " for name, value in _TCP.items())
+            "".join(f"echo {value} > /proc/sys/net/ipv4/{name}; " for name, value in tcp.items())
             + "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done",
         )  # fmt: skip
 
