@@ -27,6 +27,7 @@ from experiments.study import CheckError, Rows
 from experiments.wires.networks import NETWORKS
 from jaxcoll.bounds import bound
 from jaxcoll.emulation import emulate
+from jaxcoll.emulation.cluster import CONGESTION_CONTROL
 from jaxcoll.kinds import names_in
 from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.topology import Topology
@@ -97,7 +98,7 @@ def run(config: Wires) -> list[Row]:
         rows += measured(name, topology, config.collectives, config.sizes, config.effort, file)
     rows += summary(rows)
     title = "Predicted and measured on cables between processes, ms"
-    remarks = [f"TCP's congestion control: {_congestion_control()}."]
+    remarks = [f"TCP's congestion control: {CONGESTION_CONTROL}."]
     return config.publish(title, rows, figure=figure(rows), remarks=remarks)
 
 
@@ -247,8 +248,3 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             name = LAX if row["runs"] == LAX else "schedules"
             points[name].append((row["predicted ms"], row["ms"]))
     return scatter(points, label_x="predicted (ms)", label_y="measured (ms)")
-
-
-def _congestion_control() -> str:
-    path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    return path.read_text().strip() if path.is_file() else "unknown"

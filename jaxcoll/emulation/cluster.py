@@ -30,7 +30,12 @@ _FRAME, _PER_SECOND = 1600, 4000
 _LEAST_BUFFER, _BUFFERS_PER_SECOND = 8192, 1000
 _FLOWS = 128  # whose buffers fit into a queue
 _CABLES_OF_A_ROUTE = 4  # as many as delay a message where all have the longest delay
-_TCP = {"ip_forward": "1", "tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
+CONGESTION_CONTROL = "reno"
+_TCP = {
+    "ip_forward": "1",
+    "tcp_congestion_control": CONGESTION_CONTROL,
+    "tcp_slow_start_after_idle": "0",
+}
 
 
 def _do(*words: str) -> None:
