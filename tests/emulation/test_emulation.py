@@ -100,7 +100,7 @@ def test_every_rank_has_its_place_and_cables_their_speeds(capfd):
         assert any(line.startswith(f"10.77.0.{rank + 1} ") for line in lines)
         network = "\n".join(lines[lines.index("{") :]) if "{" in lines else " ".join(lines)
         assert '"jaxcoll.topology' in network or "bandwidth" in network
-    # 1, 2 and 3 MB/s with the heads of frames and acknowledgements, in bits; tc rounds what it prints.
+    # 1, 2 and 3 MB/s with heads of frames and acknowledgements, in bits; tc rounds its numbers.
     rates = [re.findall(r"rate (\d+)(\w+)", " ".join(by_rank[rank])) for rank in range(3)]
     kilobits = [
         sorted(round(int(n) / (1 if unit == "Kbit" else 1e3)) for n, unit in r) for r in rates
