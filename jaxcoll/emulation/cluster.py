@@ -22,14 +22,13 @@ _PORT = 9911
 # time.
 _FRAME, _PER_SECOND = 1600, 4000
 # What is on its way is bounded by the sender and not by losses. A flow has at most this many bytes
-# under way, or those that the fastest cable carries in a millisecond and in the longest delay of
-# its messages and their answers; a cable's queue takes those of many flows. So flows share a cable
+# under way, or those that the fastest cable carries in a millisecond and on the slowest route there
+# and back; a cable's queue takes those of many flows. So flows share a cable
 # evenly, and gloo's word that it is ready for a message waits behind little. Without such a bound
 # reno lost a fifth of a cable that four flows cross where its queue held 10 ms, and where it held
 # more, permutes around a circle through two hosts took 1.35 times what their bytes take.
 _LEAST_BUFFER, _BUFFERS_PER_SECOND = 8192, 1000
 _FLOWS = 128  # whose buffers fit into a queue
-_CABLES_OF_A_ROUTE = 4  # as many as delay a message where all have the longest delay
 CONGESTION_CONTROL = "reno"
 _TCP = {
     "ip_forward": "1",
@@ -65,6 +64,23 @@ def _address(vertex: int) -> str:
     return f"10.77.{vertex // 250}.{vertex % 250 + 1}"
 
 
+def _longest_delay(plan: dict) -> float:
+    """Seconds by which cables delay a frame on the slowest route, one way."""
+    delay: dict[tuple[int, int], float] = {}
+    for a, b, _, _, there, back in plan["cables"]:
+        delay[a, b], delay[b, a] = there, back
+    longest = 0.0
+    for start, following in enumerate(plan["next"]):
+        for rank in following:
+            at, seconds = start, 0.0
+            while at != int(rank):
+                hop = plan["next"][at][rank]
+                seconds += delay[at, hop]
+                at = hop
+            longest = max(longest, seconds)
+    return longest
+
+
 def lay_cables(plan: dict) -> None:
     """Namespaces for all vertices, cables, their speeds, and routes."""
     vertices = range(plan["vertices"])
@@ -74,8 +90,8 @@ def lay_cables(plan: dict) -> None:
     for v in vertices:
         _do("ip", "netns", "add", _name(v))
     fastest = max((max(cable[2:4]) for cable in plan["cables"]), default=0) // 8
-    longest = max((max(cable[4:]) for cable in plan["cables"]), default=0) * 2 * _CABLES_OF_A_ROUTE
-    buffer = max(_LEAST_BUFFER, fastest // _BUFFERS_PER_SECOND + int(fastest * longest))
+    both_ways = 2 * _longest_delay(plan)
+    buffer = max(_LEAST_BUFFER, fastest // _BUFFERS_PER_SECOND + int(fastest * both_ways))
     tcp = {
         **_TCP,
         "tcp_wmem": f"4096 {buffer} {buffer}",

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import emulation, topologies
-from jaxcoll.emulation import Emulation, emulate
+from jaxcoll.emulation import Emulation, cluster, emulate
 from jaxcoll.errors import JaxcollError, TopologyError
 from tests import strategies
 from tests.test_docs import blocks_of
@@ -109,6 +109,12 @@ def test_every_rank_has_its_place_and_cables_their_speeds(capfd):
     for found, speeds in zip(kilobits, ([0], [1, 2], [2]), strict=True):
         assert found == pytest.approx([wanted[k] for k in speeds], rel=0.01)
     assert namespaces() == before
+
+
+def test_the_slowest_route_is_that_of_most_delay():
+    line = topologies.mesh(6, alpha=1e-3, bandwidth=1e6)
+    plan = json.loads(json.dumps(emulation._cables(Emulation(line, Fraction(1), True))))
+    assert cluster._longest_delay(plan) == pytest.approx(5e-3)
 
 
 @needs_namespaces
