@@ -29,17 +29,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 import jax.profiler
+import numpy as np
 from jax import lax
-from jax._src import config, core, distributed
+from jax._src import compiler, config, core, distributed
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, mlir, pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
+from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.pjit import sharding_constraint_p
 from jax._src.shard_map import ShardMapTrace
 from jax.core import Tracer as Tracer
@@ -65,6 +68,20 @@ FUSES_ACROSS_BARRIERS = jax.__version_info__ < (0, 11)
 
 # Raised by comparisons that depend on a symbolic dimension of jax.export.
 InconclusiveSize = core.InconclusiveDimensionOperation
+
+
+# ---------------------------------------------------------------------- contexts
+
+# What programs are traced under, beside their arguments: parts of the key of every cache of jit.
+# JAX adds a part when a module makes one. If that happens while a program is being traced, because
+# ``jc.psum`` is first used there, the next call finds another key than the program is kept under,
+# and traces and compiles it again. So they stand here, and ``import jaxcoll`` loads this module if
+# JAX is loaded already. ``jax.extend`` makes two parts, and Pallas further ones: it is loaded here
+# where there may be a TPU to use it.
+choices_context = jax.make_user_context(default_value=None)
+network_context = jax.make_user_context(default_value=None)
+if importlib.util.find_spec("libtpu") is not None:
+    import jax.experimental.pallas.tpu
 
 
 # ---------------------------------------------------------------------- types
@@ -135,8 +152,14 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
 
 
 def axis_sizes() -> Mapping[str, int]:
-    """Every axis name in scope, of a mesh or of a ``vmap``, with its size."""
-    return dict(core.get_axis_env().axis_sizes)
+    """Every axis name in scope, of a mesh or of a ``vmap``, with its size.
+
+    Those of the mesh come first, in its order: JAX keeps one environment of all whose names have
+    the same sizes, in the order of whichever was made first in the process.
+    """
+    sizes = core.get_axis_env().axis_sizes
+    ordered = [name for name in jax.sharding.get_abstract_mesh().axis_names if name in sizes]
+    return {name: sizes[name] for name in dict.fromkeys((*ordered, *sizes))}
 
 
 def batch_axes() -> set[str]:
@@ -259,6 +282,96 @@ def check_before_running(kind: type, check: Callable[[str, list, list], None]) -
         return start(self, *args)
 
     pxla.ExecuteReplicated.__call__ = checked
+
+
+@functools.cache
+def before_compiling(change: Callable[[Any, list], None]) -> None:
+    """From now on call a function with each program that JAX is about to compile.
+
+    Args:
+        change: (module of MLIR, which it may change; all devices that it runs on, in the order of
+            their partitions) -> None. Its changes must be the same on all processes.
+    """
+    compile_ = compiler.compile_or_get_cached
+
+    @functools.wraps(compile_)
+    def changed(backend, computation, devices, *args, **kwargs):
+        change(computation, list(np.asarray(devices).flat))
+        return compile_(backend, computation, devices, *args, **kwargs)
+
+    compiler.compile_or_get_cached = changed
+
+
+def calls_in(module: Any, target: str) -> list[list[Any]]:
+    """The custom calls of a module by their target, in order, one list per block.
+
+    A function that holds such a call and is called several times becomes as many functions, so that
+    each call of the program is an operation of its own.
+    """
+    functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations
+                 if "sym_name" in f.attributes}  # fmt: skip
+
+    def inside(operation: Any) -> list[Any]:
+        found: list[Any] = []
+
+        def visit(each: Any) -> Any:
+            found.append(each)
+            return ir.WalkResult.ADVANCE
+
+        operation.operation.walk(visit)
+        return found
+
+    def is_target(each: Any) -> bool:
+        if each.name != "stablehlo.custom_call":
+            return False
+        return ir.StringAttr(each.attributes["call_target_name"]).value == target
+
+    def callee(each: Any) -> str | None:
+        is_call = each.name in ("func.call", "call")
+        return ir.FlatSymbolRefAttr(each.attributes["callee"]).value if is_call else None
+
+    contents = {name: inside(f) for name, f in functions.items()}
+    holding = {name for name, found in contents.items() if any(map(is_target, found))}
+    while more := {n for n, found in contents.items() if holding & {*map(callee, found)}} - holding:
+        holding |= more
+    blocks: dict[int, list[Any]] = {}
+    seen, left = set(), [name for name in functions if name == "main" and name in holding]
+    while left:
+        name = left.pop(0)
+        for each in inside(functions[name]):
+            if is_target(each):
+                blocks.setdefault(hash(each.block), []).append(each)
+            elif (other := callee(each)) in holding:
+                if other in seen:
+                    with module.context, ir.InsertionPoint(module.body):
+                        copy = functions[other].operation.clone()
+                        other = f"{other}_{len(functions)}"
+                        copy.attributes["sym_name"] = ir.StringAttr.get(other)
+                        each.attributes["callee"] = ir.FlatSymbolRefAttr.get(other)
+                    functions[other] = copy
+                    holding.add(other)
+                seen.add(other)
+                left.append(other)
+    return list(blocks.values())
+
+
+def set_call(call: Any, values: Mapping[str, int | Sequence[int]]) -> None:
+    """Change attributes of a custom call that ``jax.ffi.ffi_call`` wrote with 64-bit integers."""
+    with call.context:
+        config = ir.DictAttr(call.attributes["mhlo.backend_config"])
+        attributes = {entry.name: entry.attr for entry in config}
+        for name, value in values.items():
+            attributes[name] = (
+                ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+                if isinstance(value, int)
+                else ir.DenseI64ArrayAttr.get(value)
+            )
+        call.attributes["mhlo.backend_config"] = ir.DictAttr.get(attributes)
+
+
+def coordinator() -> str | None:
+    """The address, HOST:PORT, of the coordinator of ``jax.distributed``; ``None`` without one."""
+    return distributed.global_state.coordinator_address
 
 
 # ---------------------------------------------------------------------- threads

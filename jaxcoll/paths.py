@@ -304,6 +304,47 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     return Edges(src, dst, path_ptr, path_link)
 
 
+@functools.lru_cache(maxsize=16)
+def next_hops(topology: Topology) -> list[dict[int, int]]:
+    """By vertex, the neighbour that is next on the way to each rank it reaches.
+
+    As IP forwards: along the fewest links, however slow one of them is, and of equals to the
+    neighbour with the lowest number, whose own way is the rest.
+    """
+    into: list[list[int]] = [[] for _ in range(topology.num_vertices)]
+    for a, b in sorted(set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))):
+        into[b].append(a)
+    following: list[dict[int, int]] = [{} for _ in range(topology.num_vertices)]
+    for rank in range(topology.num_ranks):
+        reached, queue = {rank}, [rank]
+        for v in queue:
+            for u in into[v]:
+                if u not in reached:
+                    reached.add(u)
+                    queue.append(u)
+                    following[u][rank] = v
+    return following
+
+
+def forwarded_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edges:
+    """Edges that join given pairs of ranks along ``next_hops``.
+
+    Args:
+        src, dst: ranks, integers of shape (pairs,), src[i] != dst[i], each reached from the other.
+    """
+    following, link = next_hops(topology), {}
+    for k in range(topology.num_links - 1, -1, -1):  # of several the first
+        link[int(topology.src[k]), int(topology.dst[k])] = k
+    paths = []
+    for at, end in zip(src.tolist(), dst.tolist(), strict=True):
+        path = []
+        while at != end:
+            path.append(link[at, following[at][end]])
+            at = following[at][end]
+        paths.append(path)
+    return Edges.from_paths(topology, paths)
+
+
 def _costs(topology: Topology) -> np.ndarray:
     """1/bandwidth of each link in whole units, int64 of shape (links,)."""
     # Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact

@@ -51,7 +51,11 @@ def test_the_recipe_requires_what_the_package_does():
 def test_the_build_needs_nothing_that_the_package_does_not():
     with (ROOT / "pyproject.toml").open("rb") as file:
         needed = tomllib.load(file)["build-system"]["requires"]
-    assert {each for each in needed if not each.startswith("setuptools")} <= requirements()
+    needed = {each for each in needed if not each.startswith("setuptools")}
+    # The player is compiled with the oldest headers, whose calls later ones run.
+    (headers,) = {each for each in needed if each.startswith("jaxlib")}
+    assert headers.partition(";")[0].replace("jaxlib==", "jax>=") in requirements()
+    assert needed - {headers} <= requirements()
 
 
 def test_what_one_file_or_the_studies_need_is_not_installed_with_the_package():
@@ -60,6 +64,13 @@ def test_what_one_file_or_the_studies_need_is_not_installed_with_the_package():
     extras = settings()["options.extras_require"]
     for extra in ("lp", "test", "experiments"):
         assert "cvxpy" in extras[extra]
+
+
+def test_measured_tables_are_small():
+    """All that a wheel has of them, unpacked."""
+    files = list((ROOT / "jaxcoll/measured/data").iterdir())
+    assert len(files) >= 6
+    assert sum(path.stat().st_size for path in files) <= 300_000
 
 
 BUILD = """
@@ -98,6 +109,11 @@ def test_the_wheel_holds_the_two_packages_alone(built):
     assert tops == {"jaxcoll", "tensorstate", f"jaxcoll-{version}.dist-info"}
     assert {"jaxcoll/py.typed", "tensorstate/py.typed"} <= set(names)
     assert {"jaxcoll/aot/h100.txtpb", "jaxcoll/finder/paper.json"} <= set(names)
+    tables = {name for name in names if name.startswith("jaxcoll/measured/data/")}
+    assert {Path(name).name for name in tables} == {
+        path.name for path in (ROOT / "jaxcoll/measured/data").iterdir()
+    }
+    assert f"jaxcoll-{version}.dist-info/licenses/NOTICE" in names
     with tarfile.open(built[1]) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"setup.cfg", "pyproject.toml", "README.md", "LICENSE", "jaxcoll/py.typed"} <= inside
@@ -114,6 +130,7 @@ schedule = jc.synthesize(topology, "all_reduce", nbytes=1e6)
 jc.io.save("schedule.json", schedule)
 assert jc.io.load("schedule.json") == schedule
 jc.finder.find(8, 2, rates=False)
+assert len(jc.measured.tables()) >= 6
 import importlib.util
 assert importlib.util.find_spec("experiments") is None
 """

@@ -36,7 +36,7 @@ LAX, DEFAULT, ALL = JAX_LAX, "default", "all"
 _PROGRAM = Path(__file__).with_name("rank.py")
 _WIDTH = 4  # bytes of a number
 _KIB = 1024
-# From here on the time of a call is that of its bytes; below, that of its permutes counts too.
+# From here on the time of a call is that of its bytes; below, that of its messages counts too.
 LARGE = 1 << 20
 # A default is slower than jax.lax where it takes more than this share of its time.
 SLOWER = 1.03
@@ -165,12 +165,14 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
             **case,
             "program": program,
             "runs": line["runs"] if program == DEFAULT else program,
+            "simulated ms": 1e3 * line["simulated"][program],
             "predicted ms": 1e3 * predicted[program],
             "ms": 1e3 * median,
             "error %": 100 * (predicted[program] / median - 1),
+            "over simulated": median / line["simulated"][program],
             "over lax": median / lax,
             "bound ms": 1e3 * least,
-            "permutes": line["permutes"][program],
+            "rounds": line["rounds"][program],
             "calls": len(calls),
             **({"others, predicted ms": others} if program == DEFAULT else {}),
         }
@@ -182,8 +184,8 @@ def rows_of(name: str, topology: Topology, line: Mapping[str, Any]) -> Iterator[
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Errors of predictions by size, and the default beside ``jax.lax`` by network and collective.
 
-    Errors are shares of the measured time, without their sign. Where permutes count, "ms per
-    permute" is the median of their milliseconds beyond the prediction.
+    Errors are shares of the measured time, without their sign. "Over simulated" are measured times
+    over those of the links alone, without what the machine charges.
     """
     timed = [row for row in rows if row.get("ms") is not None]
     sizes = {"from 1 MiB": (LARGE, np.inf), "below": (0, LARGE)}
@@ -196,11 +198,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
                 if least <= row["KiB"] * _KIB < end and (row["runs"] == LAX) == (what == LAX)
             ]
             errors = [abs(row["error %"]) for row in chosen]
-            beyond = [
-                (row["ms"] - row["predicted ms"]) / row["permutes"]
-                for row in chosen
-                if row["permutes"]
-            ]
+            over = [row["over simulated"] for row in chosen]
             if errors:
                 found.append(
                     {
@@ -210,7 +208,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
                         "median error %": float(np.quantile(errors, 0.5)),
                         "90 % error %": float(np.quantile(errors, 0.9)),
                         "worst error %": max(errors),
-                        "ms per permute": float(np.median(beyond)) if beyond else None,
+                        "median over simulated": float(np.quantile(over, 0.5)),
+                        "90 % over simulated": float(np.quantile(over, 0.9)),
                         "rows": len(errors),
                     }
                 )

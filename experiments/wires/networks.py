@@ -68,6 +68,10 @@ def _cube(speed: Fraction) -> Topology:
     return topologies.hypercube(3, alpha=0, bandwidth=speed)  # type: ignore[arg-type]
 
 
+def _switch(speed: Fraction) -> Topology:
+    return topologies.switch(8, alpha=0, bandwidth=speed)  # type: ignore[arg-type]
+
+
 def _few(speed: Fraction) -> Topology:
     return topologies.ring(3, alpha=0, bandwidth=speed)  # type: ignore[arg-type]
 
@@ -83,5 +87,6 @@ NETWORKS: Mapping[str, Network] = {
     "torus 2x4, one cable cut": _cut,
     "random 3-regular of 10": _random,
     "hypercube of 8": _cube,
+    "switch of 8": _switch,
     "ring of 3": _few,
 }

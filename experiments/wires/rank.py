@@ -54,8 +54,8 @@ class Rank:
     def __init__(self) -> None:
         self.network = jc.io.load(os.environ["JAXCOLL_NETWORK"])
         self.mesh = Mesh(np.array(jax.devices()), (AXIS,))
-        self._ones = self._array(1)
-        self._sum = self._compiled(lambda x: jax.lax.psum(x, AXIS), True, self._ones)
+        self._ones = self.numbers(1)
+        self._sum = self.compiled(lambda x: jax.lax.psum(x, AXIS), True, self._ones)
 
     def case(self, case: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
         """One case: predictions, values and seconds.
@@ -68,13 +68,13 @@ class Rank:
         explained = jc.explain_choice(kind, nbytes=nbytes, mesh=self.mesh, topology=self.network)
         tried = chosen(explained, plan, f"{plan['seed']} {self.network.digest} {kind} {nbytes}")
         length = nbytes // _WIDTH
-        x = self._array(length // self.mesh.size if kind_of(kind).starts_with_shard else length)
+        x = self.numbers(length // self.mesh.size if kind_of(kind).starts_with_shard else length)
 
         def made(by: Any, **more: Any) -> Program:
             def run(v: jax.Array) -> jax.Array:
                 return getattr(by, name)(v, AXIS, **arguments, **more)
 
-            return self._compiled(run, is_same, x)
+            return self.compiled(run, is_same, x)
 
         programs = {LAX: made(jax.lax)}
         with jc.use_topology(self.network):
@@ -85,7 +85,7 @@ class Rank:
         best[DEFAULT] = explained.chosen
         predicted = {each: candidate.seconds for each, candidate in best.items()}
         calls = calls_in(plan, sum(predicted[each] for each in programs))
-        seconds, values = self._timed(programs, x, calls)
+        seconds, values = self.timed(programs, x, calls)
         for each, found in values.items():
             if not np.array_equal(found, values[LAX]):
                 raise ValueError(f"{each} of {kind}, {nbytes} B, differs from jax.lax")
@@ -93,11 +93,12 @@ class Rank:
             **case,
             "runs": explained.chosen.name,
             "predicted": predicted,
-            "permutes": {each: best[each].rounds for each in programs},
+            "simulated": {each: best[each].links for each in programs},
+            "rounds": {each: best[each].rounds for each in programs},
             "seconds": seconds,
         }
 
-    def _timed(
+    def timed(
         self, programs: Mapping[str, Program], x: jax.Array, calls: int
     ) -> tuple[dict[str, list[float]], dict[str, np.ndarray]]:
         """Seconds of each call, and this rank's values of the last.
@@ -121,14 +122,14 @@ class Rank:
         seconds = (last[..., 1] - last[..., 0]) / 1e9
         return {name: seconds[:, i].tolist() for i, name in enumerate(names)}, values
 
-    def _compiled(self, run: Program, is_same: bool, x: jax.Array) -> Program:
+    def compiled(self, run: Program, is_same: bool, x: jax.Array) -> Program:
         out = PartitionSpec() if is_same else PartitionSpec(AXIS)
         mapped = jax.shard_map(
             run, mesh=self.mesh, in_specs=PartitionSpec(AXIS), out_specs=out, check_vma=False
         )
         return jax.jit(mapped).lower(x).compile()
 
-    def _array(self, length: int) -> jax.Array:
+    def numbers(self, length: int) -> jax.Array:
         """So many numbers for each rank."""
 
         def share(index: Any) -> jax.Array:

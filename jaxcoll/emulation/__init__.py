@@ -1,7 +1,7 @@
 """A cluster on one Linux machine: every rank a process, every link a cable of its bandwidth.
 
 Each rank and each switch of a network is a network namespace, and each pair of vertices with links
-between them is joined by a virtual Ethernet cable. A token bucket (``tc tbf``) holds each of its
+between them is joined by a virtual Ethernet cable. A token bucket (``tc htb``) holds each of its
 directions to the bandwidth of its links; messages of ranks that no cable joins take the shortest
 route. So a program of several processes meets the network that its user does not have, with real
 sockets, and JAX finds its coordinator, its number and its index in the environment.
@@ -33,6 +33,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.io import json as schedules_json
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.paths import next_hops
 from jaxcoll.topology import Topology
 
 __all__ = ["Emulation", "emulate"]
@@ -60,11 +61,14 @@ class Emulation:
         network: as emulated: its bandwidths and latencies are those of the cables.
         scale: the bandwidths of ``network`` over those that were asked for, at most 1.
         has_latency: whether cables delay messages by alpha; the kernel cannot without ``netem``.
+        has_classes: whether acknowledgements overtake data, as if cables were as fast as real ones;
+            the kernel cannot without ``htb`` and ``u32``.
     """
 
     network: Topology
     scale: Fraction
     has_latency: bool
+    has_classes: bool
 
     @classmethod
     def of(cls, topology: Topology, scale: Number | None = None) -> Emulation:
@@ -96,7 +100,8 @@ class Emulation:
                 f"{memory // _RANK_BYTES} ranks"
             )
         network = topology if factor == 1 else _slowed(topology, factor)
-        return cls(network, factor, _has_netem())
+        classes = f"tc {_ADD} htb && tc filter add dev lo parent 1: u32 match u32 0 0 flowid 1:1"
+        return cls(network, factor, _kernel_can(f"tc {_ADD} netem delay 1ms"), _kernel_can(classes))
 
     def run(
         self,
@@ -166,6 +171,11 @@ class Emulation:
             found.append(
                 "this kernel has no netem: cables have no latency but their own, some 0.1 ms"
             )
+        if not self.has_classes:
+            found.append(
+                "this kernel has no htb or no u32: acknowledgements wait behind data, so that "
+                "cables that carry data both ways take about an eighth longer"
+            )
         return found
 
 
@@ -214,28 +224,9 @@ def _cables(emulation: Emulation) -> dict[str, object]:
         "vertices": network.num_vertices,
         "ranks": network.num_ranks,
         "cables": cables,
-        "next": _next_hops(network, sorted(speed)),
+        "next": next_hops(network),
+        "classes": emulation.has_classes,
     }
-
-
-def _next_hops(network: Topology, pairs: list[tuple[int, int]]) -> list[dict[int, int]]:
-    """By vertex, the neighbour that is next on the shortest way to each rank, the lowest of equals.
-
-    No traffic crosses a rank that a switch would carry: as short, it goes where the numbers say.
-    """
-    into: list[list[int]] = [[] for _ in range(network.num_vertices)]
-    for a, b in pairs:
-        into[b].append(a)
-    following: list[dict[int, int]] = [{} for _ in range(network.num_vertices)]
-    for rank in range(network.num_ranks):
-        reached, queue = {rank}, [rank]
-        for v in queue:
-            for u in into[v]:
-                if u not in reached:
-                    reached.add(u)
-                    queue.append(u)
-                    following[u][rank] = v
-    return following
 
 
 def _with_tools() -> dict[str, str]:
@@ -266,10 +257,13 @@ def _check_tools() -> None:
         )
 
 
-def _has_netem() -> bool:
-    """Whether the kernel delays packets; it says so of a device that ends with the trial."""
+_ADD = "qdisc add dev lo root handle 1:"
+
+
+def _kernel_can(command: str) -> bool:
+    """Whether the kernel takes commands on a device; it is one that ends with the trial."""
     environment = _with_tools()
     if sys.platform != "linux" or shutil.which("unshare", path=environment["PATH"]) is None:
         return False
-    command = [*_unshared(), "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    return subprocess.run(command, capture_output=True, env=environment).returncode == 0
+    tried = [*_unshared(), "sh", "-c", command]
+    return subprocess.run(tried, capture_output=True, env=environment).returncode == 0

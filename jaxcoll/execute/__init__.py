@@ -21,10 +21,12 @@ from jaxcoll.execute.functions import (
     psum,
     psum_scatter,
 )
+from jaxcoll.execute.links.probe import Probe
 from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatter
 
 __all__ = [
     "Explanation",
+    "Probe",
     "all_gather",
     "all_to_all",
     "axis_index",

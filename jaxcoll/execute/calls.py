@@ -31,6 +31,7 @@ from jaxcoll.execute.choice import (
 )
 from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.primitives import Native
 from jaxcoll.kinds import kind_of
@@ -204,16 +205,30 @@ class Call:
         axes, chosen = self._chosen(x)
         is_scheduled = isinstance(chosen, Schedule)
         op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
-        return primitives.bind(
-            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
-        )
+        # That of jax.lax is for its transpose.
+        runs = chosen if is_scheduled or chosen.transposed is None else chosen.transposed
+        lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
+        return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
 
     def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
         """The axes, and the schedule that runs over them unless a configuration names another."""
         chosen = self._cheapest(x)
         if isinstance(chosen, Native):
-            return self.axes, chosen
+            return self.axes, dataclasses.replace(chosen, transposed=self._transposed(x))
         return dataclasses.replace(self, choice=chosen or self.choice).resolve(x)
+
+    def _transposed(self, x: jax.Array) -> Schedule | None:
+        """The schedule that is cheapest for the transpose of a call that ``jax.lax`` runs.
+
+        gloo sums shards by halving, at twice the time of the all_gather whose transpose that is.
+        """
+        dual = kind_of(self.kind).dual_name
+        is_asked = jax.process_count() > 1 and jnp.issubdtype(x.dtype, jnp.inexact)
+        if dual is None or dual == self.kind or self.is_fixed or self.invarying or not is_asked:
+            return None
+        groups = checked_groups(self.groups, self.axes)
+        found = cheapest(dual, self.axes, groups, None, self._nbytes(x, groups), "sum", x.dtype)
+        return found if isinstance(found, Schedule) else None
 
     def is_native(self, x: jax.Array) -> bool:
         """Whether ``jax.lax`` runs the call, since that is cheapest and no table is in use."""

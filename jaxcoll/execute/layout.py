@@ -34,6 +34,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
 from jaxcoll import jax_internals
+from jaxcoll.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +141,14 @@ class Setting:
         width: lines of an array in a row.
         target: "cpu", "gpu", "gpu_ungrouped" or "tpu".
         op: combines two rows where the program adds them.
+        schedule: that the program was made of; ``None`` where that is not known.
     """
 
     axes: Axes
     width: int
     target: str
     op: Callable = lax.add
+    schedule: Schedule | None = None
 
 
 Size = Any  # an int, or a symbolic dimension of jax.export

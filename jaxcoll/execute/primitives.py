@@ -51,7 +51,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute import fixed_order, layout
 from jaxcoll.execute.layout import Axes, Setting
-from jaxcoll.execute.lowerings import pallas, scan, ssa
+from jaxcoll.execute.links import engine
+from jaxcoll.execute.lowerings import links, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
@@ -64,11 +65,16 @@ from jaxcoll.schedule import Schedule
 class Native:
     """A collective run by ``jax.lax``.
 
+    Attributes:
+        transposed: a schedule of the dual collective that runs its transpose, where ``jax.lax`` is
+            not the fastest of that; ``jax.lax`` too when ``None``.
+
     Raises:
         CollectiveError: one with a root, of which ``jax.lax`` has none with these types.
     """
 
     collective: Collective
+    transposed: Schedule | None = None
 
     def __post_init__(self) -> None:
         if self.collective.traits.lax is None:
@@ -76,9 +82,9 @@ class Native:
                 f"jax.lax has no {self.collective.kind} with a root; choose another algorithm"
             )
 
-    def reverse(self) -> Native:
-        """That of the dual collective, as ``Schedule.reverse``."""
-        return Native(self.collective.dual())
+    def reverse(self) -> Schedule | Native:
+        """What runs the dual collective, as ``Schedule.reverse``."""
+        return Native(self.collective.dual()) if self.transposed is None else self.transposed
 
     @property
     def program(self) -> PermuteProgram:
@@ -130,10 +136,13 @@ class Call:
     """A collective in a lowered program, which the program carries to where it runs."""
 
     text: str
+    lowering: str
     is_agreed: bool = False
 
 
-def call_of(x: str, axes: Axes, schedule: Schedule | Native, how: str) -> Call | None:
+def call_of(
+    x: str, axes: Axes, schedule: Schedule | Native, lowering: str, how: str
+) -> Call | None:
     """A collective as its program carries it; ``None`` if there is one process only.
 
     Args:
@@ -146,7 +155,7 @@ def call_of(x: str, axes: Axes, schedule: Schedule | Native, how: str) -> Call |
     runs = f"jax.lax for {schedule.collective}"
     if isinstance(schedule, Schedule):
         runs = f"{schedule!r}, digest {schedule.digest[:16]}"
-    return Call(f"{runs}, of {x} over {axes}, {how}")
+    return Call(f"{runs}, of {x} over {axes}, {how}", lowering)
 
 
 def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
@@ -170,6 +179,8 @@ def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
         raise ScheduleError(_absent(members[0], jax.process_index(), mine))
     if verdict != _AGREED:
         raise ScheduleError(verdict)
+    if any(call.lowering == "links" for call in calls):
+        engine.meet(devices)
     for call in calls:
         call.is_agreed = True
 
@@ -220,7 +231,15 @@ def _absent(other: int, me: int, mine: str) -> str:
 # XLA takes about 20 ms per permute in straight-line code, and more in longer code.
 MOST_STRAIGHT_PERMUTES = 128
 
-LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
+
+def _run_pallas(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
+    # Loaded where it runs: it costs 0.3 s, and see the contexts of jax_internals.
+    from jaxcoll.execute.lowerings import pallas
+
+    return pallas.run(program, x, setting)
+
+
+LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": _run_pallas, "links": links.run}
 OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.min}
 
 
@@ -371,14 +390,16 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     # A kernel adds what lies in memory: nothing merges its additions.
     is_kernel = op == "fixed_sum" and chosen == "pallas"
     combine = lax.add if is_kernel else OPS[op]
-    result = LOWERINGS[chosen](program, lines, Setting(axes, laid.width, form, combine))
+    setting = Setting(axes, laid.width, form, combine, schedule)
+    result = LOWERINGS[chosen](program, lines, setting)
     return laid.unpack(result, out, shape)
 
 
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds."""
-    # "pallas" is a kernel for TPUs; elsewhere it means "auto".
-    if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
+    # "pallas" is a kernel for TPUs, "links" a call between CPUs; elsewhere both mean "auto".
+    of_one = {"pallas": "tpu", "links": "cpu"}
+    if lowering in LOWERINGS and of_one.get(lowering, target) == target:
         return lowering
     size = program.num_permutes
     if target == "tpu":
@@ -399,7 +420,8 @@ def is_loop_on_cpu(*, schedule, lowering, **_) -> bool:
 
 
 def _carried(x, *, axes, schedule, lowering, op, grouped, **_):
-    return call_of(x, axes, schedule, f"{op}, lowering {lowering}, grouped {grouped}")
+    how = f"{op}, lowering {lowering}, grouped {grouped}"
+    return call_of(x, axes, schedule, lowering, how)
 
 
 def _declare(kind: str, op: str):

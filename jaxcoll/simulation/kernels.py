@@ -31,6 +31,8 @@ _NONE = -1
 # Of a call, which takes a few tenths of a second; Python handles signals between two.
 _EVENTS_AT_ONCE = 1 << 18
 _SENDS_AT_ONCE = 1 << 20  # the same, of runs that need no heap
+# Pairs of a rank and a chunk of which each is a place, 256 MiB; and the most that have a number.
+_MOST_PAIRS, _MOST_NUMBERED = 1 << 26, (1 << 31) - 2
 
 
 class Hops(NamedTuple):
@@ -89,22 +91,35 @@ class Waits(NamedTuple):
     after: np.ndarray
 
 
+class Places(NamedTuple):
+    """Where each send takes its chunk and where it brings it: numbers of (rank, chunk) pairs.
+
+    Attributes:
+        have, get: the place of each send's chunk at its source and at its destination, int32.
+        count: places in all; the last is of chunks that never arrive where they are sent from.
+    """
+
+    have: np.ndarray
+    get: np.ndarray
+    count: int
+
+
 class Queues(NamedTuple):
     """Messages of a schedule, by the link they cross first, and the chunks they carry.
 
     Attributes:
         message_ptr: sends of message m are ``message_ptr[m]..message_ptr[m + 1] - 1``.
-        chunk: chunk of each send.
+        have, get: as of ``Places``.
         needed: arrivals of its chunk that each send waits for, from ``arrivals_needed``.
-        src, dst: source and destination rank of each message.
+        dst: destination rank of each message.
         ptr, message: messages of first link q, in schedule order: ``message[ptr[q]:ptr[q + 1]]``.
         out_ptr, out: the links out of rank r: ``out[out_ptr[r]:out_ptr[r + 1]]``.
     """
 
     message_ptr: np.ndarray
-    chunk: np.ndarray
+    have: np.ndarray
+    get: np.ndarray
     needed: np.ndarray
-    src: np.ndarray
     dst: np.ndarray
     ptr: np.ndarray
     message: np.ndarray
@@ -140,9 +155,9 @@ class _Replay(NamedTuple):
     Attributes:
         head: next message of each first link that has not joined the link's queue.
         is_shared: whether each link also serves messages that other links bring.
-        arrived: arrivals of every chunk at every rank, (ranks, chunks).
-        lacks: the chunk that the next message of each first link waits for, or -1. So few messages
-            wait at a time that a column of ranks and chunks is not needed.
+        arrived: arrivals at every place.
+        lacks: the place that the next message of each first link waits for, or -1. So few messages
+            wait at a time that a column of places is not needed.
     """
 
     head: np.ndarray
@@ -163,7 +178,61 @@ def _settle(hops, h, ready, begin):
     """
 
 
-def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
+def places_of(src, dst, chunk, ranks, chunks):
+    """The places of some sends.
+
+    Every (rank, chunk) pair is a place, unless these are many more than sends bring anything to: an
+    all_to_all of 1,024 ranks has 2**30 pairs, and a million sends.
+
+    Args:
+        src, dst, chunk: of each send.
+        ranks, chunks: how many there are.
+    """
+    pairs = ranks * chunks
+    if pairs <= max(_MOST_PAIRS, min(4 * len(chunk), _MOST_NUMBERED)):
+        numbers = (at.astype(np.int32) * np.int32(chunks) for at in (src, dst))
+        have, get = (number + chunk for number in numbers)
+        return Places(have, get, pairs + 1)
+    have, get = np.empty(len(chunk), np.int32), np.empty(len(chunk), np.int32)
+    brought = _places_brought_to(src, dst, chunk, np.zeros(chunks + 1, np.int64), ranks, have, get)
+    return Places(have, get, brought + 1)
+
+
+@kernel(cache=True, nogil=True)
+def _places_brought_to(src, dst, chunk, last, ranks, have, get):
+    """Number the pairs that sends bring something to; how many they are.
+
+    Args:
+        last: zeros, one per chunk and one more, scratch.
+        have, get: filled.
+    """
+    for i in range(len(chunk)):
+        last[chunk[i] + 1] += 1
+    for c in range(1, len(last)):
+        last[c] += last[c - 1]
+    order = np.empty(len(chunk), np.int32)
+    for i in range(len(chunk)):  # by chunk, as they stand; moves each start to the next chunk's
+        order[last[chunk[i]]] = i
+        last[chunk[i]] += 1
+    place, of, count, first = np.empty(ranks, np.int32), np.full(ranks, -1, np.int32), 0, 0
+    for c in range(len(last) - 1):
+        for j in range(first, last[c]):
+            v = dst[order[j]]
+            if of[v] != c:
+                of[v], place[v] = c, count
+                count += 1
+            get[order[j]] = place[v]
+        for j in range(first, last[c]):
+            u = src[order[j]]
+            have[order[j]] = place[u] if of[u] == c else -1
+        first = last[c]
+    for i in range(len(chunk)):
+        if have[i] < 0:
+            have[i] = count
+    return count
+
+
+def run_direct(message_ptr, places, hops, free, available, start):
     """Schedule on a network where every message is one hop.
 
     No message waits behind another's transit, so one pass in schedule order is the whole
@@ -173,50 +242,46 @@ def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
     Args:
         hops: one per message.
         free: zeros, one per link: when each is free again, ticks.
-        available: when each rank has the latest part of each chunk, ticks, (ranks, chunks),
-            updated in place.
+        available: zeros, one per place: when the latest part of its chunk has arrived, ticks.
         start: filled with the start of each message, ticks.
     """
     for some in spans(message_ptr, _SENDS_AT_ONCE):
-        _run_direct(*some, message_ptr, chunk, src, dst, hops, free, available, start)
+        _run_direct(*some, message_ptr, places.have, places.get, hops, free, available, start)
 
 
 @kernel(cache=True, nogil=True)
-def _run_direct(begin, end, message_ptr, chunk, src, dst, hops, free, available, start):
+def _run_direct(begin, end, message_ptr, have, get, hops, free, available, start):
     for m in range(begin, end):
         first, last, link = message_ptr[m], message_ptr[m + 1], hops.link[m]
         t = free[link]
         # A sum is complete with its last contribution, so a chunk is available when the latest part
         # is.
-        have, get = available[src[m]], available[dst[m]]
         for i in range(first, last):
-            t = max(t, have[chunk[i]])
+            t = max(t, available[have[i]])
         start[m] = t
         free[link] = t + hops.busy[hops.case[m]]
         arrival = t + hops.delay[hops.case[m]]
         for i in range(first, last):
-            get[chunk[i]] = max(get[chunk[i]], arrival)
+            available[get[i]] = max(available[get[i]], arrival)
 
 
-def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
-    """For each send, how many arrivals of its chunk at its source stand in earlier steps.
-
-    Args:
-        arrived: zeros, (ranks, chunks), scratch.
-        needed: filled, one per send.
-    """
+def arrivals_needed(step_ptr, places):
+    """For each send, how many arrivals of its chunk at its source stand in earlier steps."""
+    arrived, needed = np.zeros(places.count, np.int32), np.zeros(len(places.have), np.int32)
     for first, last in spans(step_ptr, _SENDS_AT_ONCE):
-        _arrivals_needed(step_ptr[first : last + 1], chunk, src, dst, arrived, needed)
+        some = step_ptr[first : last + 1]
+        _arrivals_needed(some, places.have, places.get, arrived, needed)
+    return needed
 
 
 @kernel(cache=True, nogil=True)
-def _arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
+def _arrivals_needed(step_ptr, have, get, arrived, needed):
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
             # First all that read, then all that arrive: a step's sends do not wait for one another.
-            needed[i] = arrived[src[i], chunk[i]]
+            needed[i] = arrived[have[i]]
         for i in range(step_ptr[t], step_ptr[t + 1]):
-            arrived[dst[i], chunk[i]] += 1
+            arrived[get[i]] += 1
 
 
 def run_routed(queues, hops, num_links, arrived, start):
@@ -226,7 +291,7 @@ def run_routed(queues, hops, num_links, arrived, start):
     it in the schedule on that link has joined; further links serve messages in order of arrival.
 
     Args:
-        arrived: zeros, (ranks, chunks): arrivals so far.
+        arrived: zeros, one per place: arrivals so far.
         start: filled with the start of each hop, ticks.
 
     Messages wait only for messages of earlier steps and for those before them on their link, so
@@ -262,14 +327,14 @@ def _run_routed(queues, replay, hops, traffic, size):
             continue
         rank = queues.dst[m]
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
-            chunk = queues.chunk[i]
-            replay.arrived[rank, chunk] += 1
-            # Only links that wait for this very chunk are asked: each link remembers the one chunk
+            place = queues.get[i]
+            replay.arrived[place] += 1
+            # Only links that wait for this very chunk are asked: each link remembers the one place
             # that its head lacks, so that an arrival costs a look at the links out of the rank and
             # no search.
             for j in range(queues.out_ptr[rank], queues.out_ptr[rank + 1]):
                 q = queues.out[j]
-                if replay.lacks[q] == chunk:
+                if replay.lacks[q] == place:
                     size = _join(q, now, queues, replay, hops, traffic, size)
     return size
 
@@ -344,11 +409,10 @@ def _join(q, now, queues, replay, hops, traffic, size):
     # must not overtake another that is not.
     while replay.head[q] < queues.ptr[q + 1]:
         m = queues.message[replay.head[q]]
-        rank = queues.src[m]
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):
-            chunk = queues.chunk[i]
-            if replay.arrived[rank, chunk] < queues.needed[i]:
-                replay.lacks[q] = chunk
+            place = queues.have[i]
+            if replay.arrived[place] < queues.needed[i]:
+                replay.lacks[q] = place
                 return size
         replay.head[q] += 1
         if replay.is_shared[q]:

@@ -49,10 +49,10 @@ def simulate(
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
-        execution: the machine's order of execution and its charges for rounds, steps and bytes, or
-            the backend whose shipped ones are meant; each link by itself when omitted. Where ranks
-            wait (``execution_order``), times are those of fair shares, whatever the link model.
-            ``exact_time`` and the bandwidths that follow from it include the charge.
+        execution: the machine's order of execution and its charges, or the backend whose shipped
+            ones are meant; each link by itself when omitted. Where ranks wait
+            (``execution_order``), times are those of fair shares, whatever the link model; between
+            processes messages go as IP forwards them, packet by packet. Bandwidths include charges.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or says
@@ -64,30 +64,30 @@ def simulate(
     costs = costs_of(execution, ScheduleError)
     size, by = check_request(nbytes, model)
     schedule.check_claims()
-    message_ptr, chunk = schedule.message_ptr, schedule.chunk
+    schedule = schedule if costs is None else costs.as_sent(schedule)
+    message_ptr = schedule.message_ptr
     edge = schedule.edge[message_ptr[:-1]]
-    src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     if costs is not None and costs.order.waits:
         return _in_order(schedule, size, by, framing, costs, charge)
     hop_ptr, hop_link = schedule.edges.paths_of(edge)
-    found = _durations(schedule, size, by, framing, hop_ptr, hop_link)
+    found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
     start = np.zeros(len(hop_link), np.int64)
     # Without sends, as of groups of one rank, there may be chunks of any number.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
-    shape = (schedule.topology.num_ranks, chunks)
-    links = schedule.topology.num_links
-    hops = by.hops(hop_ptr, hop_link, found)
+    columns = schedule.src, schedule.dst, schedule.chunk
+    places = kernels.places_of(*columns, schedule.topology.num_ranks, chunks)
+    hops, num_links = by.hops(hop_ptr, hop_link, found), schedule.topology.num_links
     # Where every message is one hop, links are taken in the order of the schedule, without events:
     # a single pass. On paths of several links the order of arrivals at a link inside is known only
     # as the run goes on, and so is what a law is told of.
     if by.is_linear and len(hop_link) == len(edge):
-        free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
-        kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
+        free, available = np.zeros(num_links, np.int64), np.zeros(places.count, np.int64)
+        kernels.run_direct(message_ptr, places, hops, free, available, start)
     else:
-        queues = _queues(schedule, src, dst, hop_link[hop_ptr[:-1]], shape)
+        queues = _queues(schedule, places, schedule.edges.dst[edge], hop_link[hop_ptr[:-1]])
         with by.asked():
-            by.loops.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
+            by.loops.run_routed(queues, hops, num_links, np.zeros(places.count, np.int32), start)
     hops = by.answered(schedule.topology, hops, found, start)
     return Timeline(schedule, size, by.name, found.clock, hops, start, framing, charge)
 
@@ -130,29 +130,24 @@ def _in_order(
 
 
 def _queues(
-    schedule: Schedule,
-    src: np.ndarray,
-    dst: np.ndarray,
-    first: np.ndarray,
-    shape: tuple[int, int],
+    schedule: Schedule, places: kernels.Places, dst: np.ndarray, first: np.ndarray
 ) -> kernels.Queues:
     """The messages by their first links.
 
     Args:
-        src, dst, first: ranks at the ends of each message, and its first link.
-        shape: ranks and chunks.
+        dst, first: the rank at the end of each message, and its first link.
     """
-    chunk, topology = schedule.chunk, schedule.topology
-    needed, arrived = np.zeros(schedule.num_sends, np.int32), np.zeros(shape, np.int32)
-    kernels.arrivals_needed(schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed)
+    topology = schedule.topology
+    needed = kernels.arrivals_needed(schedule.step_ptr, places)
     # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
     first = first.astype(np.min_scalar_type(topology.num_links))
     queue = np.argsort(first, kind="stable")
     queue_ptr = np.searchsorted(first[queue], np.arange(topology.num_links + 1))
     out = np.argsort(topology.src, kind="stable")
-    out_ptr = np.searchsorted(topology.src[out], np.arange(shape[0] + 1))
-    message_ptr = schedule.message_ptr
-    return kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out)
+    out_ptr = np.searchsorted(topology.src[out], np.arange(topology.num_ranks + 1))
+    have, get, _ = places
+    ptr = schedule.message_ptr
+    return kernels.Queues(ptr, have, get, needed, dst, queue_ptr, queue, out_ptr, out)
 
 
 def check_request(nbytes: Number, model: str | LinkModel) -> tuple[Fraction, LinkModel]:
@@ -168,6 +163,7 @@ def _durations(
     framing: Framing | None,
     hop_ptr: np.ndarray,
     hop_link: np.ndarray,
+    costs: ExecutionCosts | None,
 ) -> Durations:
     """The clock, the case of each hop, and how long a case takes."""
     weight, total = common_parts(schedule.collective)
@@ -179,7 +175,32 @@ def _durations(
     nbytes = framed([size * int(w) / total for w in sizes], framing)
     if len(sizes) > 1 and len(hop_link) > len(weights):
         which = np.repeat(which, np.diff(hop_ptr))
-    return durations(schedule.topology, nbytes, which, hop_link, model)
+    found = durations(schedule.topology, nbytes, which, hop_link, model)
+    if costs is not None and costs.is_forwarded and model.is_linear and not model.alpha_occupies:
+        return _packet_by_packet(found, hop_ptr)
+    return found
+
+
+def _packet_by_packet(found: Durations, hop_ptr: np.ndarray) -> Durations:
+    """Durations where a message's packets are forwarded as they come.
+
+    A message is on its next link when its first packet is, after alpha, and on its last for as long
+    as its slowest link takes.
+    """
+    hops = np.diff(hop_ptr)
+    if (hops <= 1).all():
+        return found
+    serial = found.busy[found.case]
+    alpha = found.delay[found.case] - serial
+    last = hop_ptr[1:] - 1
+    busy, delay = serial.copy(), alpha.copy()
+    busy[last] = np.maximum.reduceat(serial, hop_ptr[:-1])
+    delay[last] += busy[last]
+    (busy, delay), case = np.unique([busy, delay], axis=1, return_inverse=True)
+    size = np.zeros(len(busy), np.int64)
+    size[case.ravel()] = found.case
+    nbytes = [found.nbytes[k] for k in size.tolist()]
+    return found._replace(case=case.ravel().astype(np.int32), nbytes=nbytes, busy=busy, delay=delay)
 
 
 def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:

@@ -22,7 +22,7 @@ import pytest
 from jax import export, lax
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import jax_internals
@@ -188,6 +188,18 @@ def test_every_name_of_the_module_is_tested_here():
     assert {name for name in names if not name.startswith("_")} - types <= tested
 
 
+@pytest.mark.parametrize(
+    "context", [jax_internals.choices_context, jax_internals.network_context], ids=["c", "n"]
+)
+def test_programs_are_kept_per_context(context):
+    traced = []
+    program = jax.jit(lambda x: traced.append(context.value) or x)
+    for value in (None, "one", None, "one"):
+        with context(value):
+            program(1)
+    assert traced == [None, "one"]
+
+
 # ---------------------------------------------------------------------- types and scopes
 
 
@@ -238,6 +250,25 @@ def test_axes_in_scope():
     assert inside(lambda v: jax_internals.mesh_axes()) == ("x", "y")
     assert inside(lambda v: jax_internals.mesh_axes(), axis_names={"x"}) == ("x",)
     assert inside(lambda v: jax_internals.mesh_size()) == 8
+
+
+def test_axes_of_the_mesh_come_in_its_order():
+    """Whatever mesh with axes of the same names and sizes the process has seen before."""
+    orders, kept = [], []
+
+    def body(v):
+        def inner(u):
+            orders.append(tuple(jax_internals.axis_sizes()))
+            kept.append(jax_internals.core.get_axis_env())  # as JAX's caches do, now and then
+            return u
+
+        return jax.vmap(inner, axis_name="i")(v)
+
+    for names in ("abcde", "cdeba"):
+        mesh = Mesh(np.array(jax.devices()[:1]).reshape([1] * 5), tuple(names))
+        f = jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P())
+        jax.make_jaxpr(f)(jnp.ones(3))
+    assert orders == [(*"abcde", "i"), (*"cdeba", "i")]
 
 
 @pytest.mark.parametrize("manual", [{"x"}, {"y"}, {"x", "y"}])
@@ -355,6 +386,36 @@ def test_what_a_program_carries_is_seen_before_it_runs():
     export.export(program)(x)  # which refuses programs that carry anything
 
 
+def test_programs_are_seen_before_they_are_compiled():
+    seen = []
+
+    def change(module, devices):
+        if "custom_call @probe" in str(module):
+            blocks = jax_internals.calls_in(module, "probe")
+            for calls in blocks:
+                for call in calls:
+                    jax_internals.set_call(call, {"number": 7, "devices": [3, 4]})
+            seen.append((len(blocks), sum(map(len, blocks)), str(module), devices))
+
+    def probe(x):
+        types = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        call = jax.ffi.ffi_call("probe", types, has_side_effect=True)
+        return call(x, number=np.int64(0), devices=np.zeros(0, np.int64))
+
+    jax_internals.before_compiling(change)
+    twice = jax.jit(probe)
+    program = jax.jit(lambda x: probe(probe(x)) + twice(x) + twice(x + 1))
+    with pytest.raises(Exception, match="probe"):  # nobody has registered such a call
+        program(jnp.zeros(4))
+    blocks, calls, text, devices = seen[0]
+    # Two in the program, and one in each call of a function that is written once.
+    assert (blocks, calls) == (3, 4)
+    assert text.count("number = 7 : i64") == 4
+    assert text.count("devices = array<i64: 3, 4>") == 4
+    assert devices == [jax.devices()[0]]
+    assert jax_internals.coordinator() is None  # of one process
+
+
 PROCESS = """
     import socket
 
@@ -452,7 +513,7 @@ def test_whether_operations_are_fused_across_barriers():
 RESHARDING = """
     import jax
     import jax.numpy as jnp
-    from jax.sharding import AxisType
+    from jax.sharding import AxisType, Mesh
     from jax.sharding import PartitionSpec as P
 
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -50,7 +51,7 @@ def namespaces() -> str:
 
 @given(strategies.topologies(2, 9, switches=True, parallel=True))
 def test_routes_are_the_shortest_along_links(topology):
-    plan: Any = emulation._cables(Emulation(topology, Fraction(1), False))
+    plan: Any = emulation._cables(Emulation(topology, Fraction(1), False, True))
     graph = nx.DiGraph(list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)))
     distance = dict(nx.all_pairs_shortest_path_length(graph))
     for v in range(topology.num_vertices):
@@ -85,14 +86,23 @@ def test_what_the_cores_cannot_carry_is_slowed_down():
 
 
 @needs_namespaces
-def test_every_rank_has_its_place_and_cables_their_speeds(capfd):
+@pytest.mark.parametrize("has_classes", [True, False])
+def test_every_rank_has_its_place_and_cables_their_speeds(has_classes, capfd):
+    made = Emulation.of(TWO_SPEEDS)
+    if has_classes and not made.has_classes:
+        pytest.skip("no htb or no u32 here")
     before = namespaces()
     script = (
         'echo "$JAXCOLL_RANK of $JAXCOLL_RANKS on $OMPI_COMM_WORLD_RANK";'
-        'tc qdisc show | grep -o "rate [0-9A-Za-z]*"; cat "$JAXCOLL_NETWORK";'
+        "for d in $(ip -o link | cut -d: -f2 | cut -d@ -f1);"
+        'do tc class show dev $d | grep root | grep -o "rate [0-9A-Za-z]*"; done;'
+        'tc qdisc show | grep -o "rate [0-9A-Za-z]*";'
+        'cat "$JAXCOLL_NETWORK";'
         "getent hosts $(hostname)"
     )
-    assert emulate(TWO_SPEEDS, ["sh", "-c", script]) == 0
+    made = dataclasses.replace(made, has_classes=has_classes)
+    assert ("acknowledgements wait" in " ".join(made.differences())) != has_classes
+    assert made.run(["sh", "-c", script]) == 0
     printed = capfd.readouterr().out
     by_rank = {r: re.findall(rf"^\[{r}\] (.*)$", printed, re.M) for r in range(3)}
     for rank, lines in by_rank.items():
@@ -113,7 +123,7 @@ def test_every_rank_has_its_place_and_cables_their_speeds(capfd):
 
 def test_the_slowest_route_is_that_of_most_delay():
     line = topologies.mesh(6, alpha=1e-3, bandwidth=1e6)
-    plan = json.loads(json.dumps(emulation._cables(Emulation(line, Fraction(1), True))))
+    plan = json.loads(json.dumps(emulation._cables(Emulation(line, Fraction(1), True, True))))
     assert cluster._longest_delay(plan) == pytest.approx(5e-3)
 
 

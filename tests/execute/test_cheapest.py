@@ -338,7 +338,7 @@ def test_between_processes_an_all_to_all_of_lax_is_one_step():
     costs = shipped_costs("cpu", 4)
     found = {each.name: each for each in candidates(what, nbytes, network, costs)}
     part = nbytes / 4 / speed
-    # No pair takes turns.
-    assert found["jax.lax"].links == pytest.approx(part)
+    # Between no pair taking turns and all.
+    assert found["jax.lax"].links == pytest.approx(1.5 * part)
     # Around by one, two, which pairs do both ways, and three.
     assert found["direct"].links == pytest.approx(4 * part)

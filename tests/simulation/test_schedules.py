@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxcoll import Collective, Schedule, Topology, simulate, synthesize, topologies
 from jaxcoll.errors import ScheduleError
 from jaxcoll.paths import shortest_routes
-from jaxcoll.simulation import MODELS
+from jaxcoll.simulation import MODELS, kernels
 from jaxcoll.simulation.schedules import _distinct
 from tests.simulation.replay import replay
 from tests.strategies import families, grids, schedules
@@ -67,6 +67,28 @@ def test_where_ranks_relay_it_equals_the_slow_replay(network, model):
         timeline = simulate(schedule, 10**6, model)
         assert timeline.clock.is_exact
         assert hops(timeline) == replay(schedule, 10**6, model)
+
+
+@given(schedules(), models)
+def test_places_of_what_is_sent_give_the_run_of_all_ranks_and_chunks(schedule, model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_MOST_PAIRS", 0)
+        patch.setattr(kernels, "_MOST_NUMBERED", 0)
+        few = simulate(schedule, 1000, model)
+    every = simulate(schedule, 1000, model)
+    assert (few.hop_start == every.hop_start).all()
+
+
+def test_many_pairs_of_a_rank_and_a_chunk_take_the_memory_of_the_sends():
+    """2**30 pairs of an all_to_all of 1,024 ranks would be 4 GiB; its sends are some megabytes."""
+    ranks, each = 1024, np.arange(1024)
+    src, dst = np.repeat(each, ranks), np.tile(each, ranks)
+    goes = src != dst
+    chunk = np.flatnonzero(goes).astype(np.int32)
+    places = kernels.places_of(src[goes], dst[goes], chunk, ranks, ranks * ranks)
+    assert places.count == len(chunk) + 1
+    assert len(np.unique(places.get)) == len(chunk)
+    assert (places.have == len(chunk)).all()
 
 
 @given(schedules(), models)

@@ -98,7 +98,7 @@ def cheapest(
     Raises:
         CollectiveError: a stated topology or execution costs that do not fit the mesh.
     """
-    place = stated.place(kind, axes, groups, root)
+    place = stated.place(kind, axes, groups, root, stated.may_play(axes, dtype, kind, op))
     # jax.lax is out, and without a network few rounds are best, which the default has.
     by_lax = kind_of(kind).lax is not None and not loses_nans(op, dtype, place.platform)
     if place.topology is None and not by_lax:
@@ -173,13 +173,13 @@ def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Syn
         (maker, count)
         for maker, found in series.items()
         for count in few_counts(found)
-        if maker.work(problem.with_chunks(count)) <= most
+        if maker.work_if_defined(problem.with_chunks(count))[0] <= most
     ]
 
 
 def margin_of(costs: ExecutionCosts, topology: Topology | None) -> float:
     """The share of the time of ``jax.lax`` below which a schedule runs."""
-    return MARGIN_IN_ORDER if costs.order.waits and topology is not None else MARGIN
+    return MARGIN_IN_ORDER if costs.of_native.order.waits and topology else MARGIN
 
 
 def taken(found: Iterable[Candidate], by_lax: bool = True, margin: float = MARGIN) -> Candidate:
@@ -237,7 +237,7 @@ def _on_links(schedule: Schedule, nbytes: Number, costs: ExecutionCosts) -> floa
             taken = simulate(schedule, nbytes, execution=costs)
             return float(taken.exact_time - taken.charge)
         # A loop's rounds are others than those of the schedule's steps by themselves.
-        flows = _flows_of_loop(schedule, nbytes)
+        flows = _flows_of_loop(costs.as_sent(schedule), nbytes)
         return float(
             run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)[1].max(initial=0)
         )
@@ -392,7 +392,9 @@ def explain_choice(
     platform = devices[0].platform
     given = costs_of(execution, CollectiveError)
     network = said.topology if topology is None else topology
-    costs = stated.costs_for(said.execution if given is None else given, platform, network)
+    # Of numbers that the player adds, on a mesh whose axes are all manual.
+    given = said.execution if given is None else given
+    costs = stated.costs_for(given, platform, network, stated.has_links())
     if network is None and platform != "cpu":
         network = stated.of_mesh(mesh)
     groups = axis_groups(mesh, names)

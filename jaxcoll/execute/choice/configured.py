@@ -45,6 +45,7 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import primitives
 from jaxcoll.execute.buckets import after
+from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.choice.transports import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least
 from jaxcoll.execute.primitives import Native
@@ -91,18 +92,15 @@ class Fixed:
         return hash(self._key)
 
 
-_active = jax.make_user_context(default_value=None)
-
-
 def current() -> Choices | None:
     """The choices under which this thread traces, if any."""
-    return _active.value
+    return jax_internals.choices_context.value
 
 
 @contextlib.contextmanager
 def choosing(choices: Choices | None) -> Iterator[None]:
     """Trace under these choices; ``None`` restores the defaults."""
-    with _active(choices):
+    with jax_internals.choices_context(choices):
         yield
 
 
@@ -288,7 +286,8 @@ def run(
         schedule = Native(collective)
     else:
         schedule = schedule_of(collective, algorithm, chunks, nbytes)
-    lowering = str(config.get("lowering", "auto"))
+    named = str(config.get("lowering", "auto"))
+    lowering = lowering_of(named, schedule, over, x.dtype, typed["op"])
 
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(part, over, schedule, lowering=lowering, grouped=grouped, **typed)

@@ -185,7 +185,7 @@ def measure_execution(
 
     All ranks of the mesh take part, in its order. Of several processes all call it, with the same
     mesh, and all get what the first one measured. The costs have the order in which the devices run
-    permutes, ``costs.order``, and ``costs.half_duplex``.
+    permutes and ``costs.half_duplex``: as ``order``, or ``native_order`` where links are played.
 
     Costs of the devices of one host include its memory: state no topology beside them, or one of
     the links between hosts only; of several processes there (``costs.shared``) none is taken. Costs
@@ -297,7 +297,11 @@ def _measured(
     found = {"permute": per * (permute - step), "step": per * step, "shared": shared}
     found |= {"order": order, "half_duplex": half_duplex, "machine": machine}
     if hosts > 1:
-        shipped = shipped_costs(backend, hosts)
+        # What a schedule ran by above, too.
+        has_links = backend == "cpu" and stated.has_links()
+        shipped = shipped_costs(backend, hosts, has_links)
+        if has_links:
+            found |= {"order": LINKS, "native_order": order}
         native = tuple(NativeCost(kind, seconds[kind], 0.0) for kind in _KINDS)
         source = f"measured between {n} ranks on {hosts} hosts; per byte as shipped"
         return dataclasses.replace(shipped, **found, native=native, source=source)
@@ -387,10 +391,15 @@ def _schedule(ranks: int, kind: str, name: str) -> Schedule:
 def dumps(kept: dict[str, ExecutionCosts]) -> str:
     """Costs by the place that they were measured in, as JSON text."""
     entries = {
-        place: {**dataclasses.asdict(costs), "order": costs.order.name}
+        place: {**dataclasses.asdict(costs), **_orders(costs)}
         for place, costs in sorted(kept.items())
     }
     return json.dumps({"format": FORMAT, "costs": entries}, indent=1, allow_nan=False) + "\n"
+
+
+def _orders(costs: ExecutionCosts) -> dict[str, str | None]:
+    native = costs.native_order
+    return {"order": costs.order.name, "native_order": None if native is None else native.name}
 
 
 def loads(text: str) -> dict[str, ExecutionCosts]:
@@ -414,6 +423,7 @@ def _costs(entry: object, place: str) -> ExecutionCosts:
             shared=taken.take("shared", readers.flag),
             order=taken.take("order", readers.text, LINKS),  # files of older versions have neither
             half_duplex=taken.take("half_duplex", readers.flag, False),
+            native_order=taken.optional("native_order", readers.text),
             source=taken.take("source", readers.text),
             machine=taken.take("machine", readers.text),
         )

@@ -18,8 +18,14 @@ from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.execute import primitives
 from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.links import engine
+from jaxcoll.execute.lowerings import links
+from jaxcoll.execute.primitives import Native
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of, shipped_costs
 from jaxcoll.topology import Topology
 
@@ -38,12 +44,9 @@ class Network:
     execution: ExecutionCosts | None = None
 
 
-_stated = jax.make_user_context(default_value=None)
-
-
 def current() -> Network:
     """The statement under which this thread traces."""
-    return _stated.value or Network()
+    return jax_internals.network_context.value or Network()
 
 
 @contextlib.contextmanager
@@ -72,7 +75,7 @@ def use_topology(
         CollectiveError: arguments of other types.
     """
     checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
-    with _stated(Network(topology, costs_of(execution, CollectiveError))):
+    with jax_internals.network_context(Network(topology, costs_of(execution, CollectiveError))):
         yield
 
 
@@ -97,15 +100,18 @@ class Place:
     platform: str
 
 
-def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
+def place(kind: str, axes: Axes, groups, root: int | None, has_links: bool = False) -> Place:
     """The collective of a call that is being traced, on the network that is stated or known.
+
+    Args:
+        has_links: whether schedules of the call can be played over links (``may_play``).
 
     Raises:
         CollectiveError: the stated topology or execution costs do not fit the mesh.
     """
     network, platform = current(), jax_internals.platform()
     topology = network.topology
-    costs = costs_for(network.execution, platform, topology)
+    costs = costs_for(network.execution, platform, topology, has_links)
     if topology is None and platform != "cpu":
         # Between CPU devices there are no links to know.
         mesh = jax_internals.concrete_mesh()
@@ -129,13 +135,48 @@ def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
     )
 
 
+def has_links() -> bool:
+    """Whether schedules between this job's processes can be played over links."""
+    return jax.process_count() > 1 and not isinstance(engine.library(), str)
+
+
+def may_play(axes: Axes, dtype, kind: str, op: str) -> bool:
+    """Whether a call that is being traced can be played over links, between processes on CPUs.
+
+    Args:
+        dtype: of the numbers that are sent.
+        op: as for ``primitives.bind``.
+    """
+    if jax_internals.platform() != "cpu" or not has_links():
+        return False
+    combine = primitives.OPS[op] if kind_of(kind).adds else None
+    return not links.refusal(dtype, combine, axes)
+
+
+def lowering_of(lowering: str, runs: Schedule | Native, axes: Axes, dtype, op: str) -> str:
+    """The lowering of a call's program: "links" or "auto" where the call names none.
+
+    Links where they can be had, unless costs are stated of a machine without them.
+    """
+    if lowering != "auto" or not isinstance(runs, Schedule):
+        return lowering
+    if not may_play(axes, dtype, runs.collective.kind, op):
+        return "auto"
+    stated = current().execution
+    return "auto" if stated is not None and stated.order.waits else "links"
+
+
 def costs_for(
-    execution: ExecutionCosts | None, platform: str, topology: Topology | None = None
+    execution: ExecutionCosts | None,
+    platform: str,
+    topology: Topology | None = None,
+    has_links: bool = False,
 ) -> ExecutionCosts:
     """The stated execution costs, or those shipped for a platform.
 
     Args:
         topology: that is stated beside them, if any.
+        has_links: whether schedules can be played over links.
 
     Raises:
         CollectiveError: they are another backend's, were measured on another machine, or are of one
@@ -143,7 +184,8 @@ def costs_for(
     """
     backend = backend_of(platform)
     if execution is None:
-        return shipped_costs(backend if backend in BACKENDS else "cpu", jax.process_count())
+        known = backend if backend in BACKENDS else "cpu"
+        return shipped_costs(known, jax.process_count(), has_links)
     here = machine()
     if execution.machine not in ("", here) and platform == jax.default_backend():
         raise CollectiveError(

@@ -1,0 +1,9 @@
+"""Links: a schedule as one call in which every link carries its messages as soon as they exist.
+
+Between processes on CPUs XLA runs one permute after the other, and gloo's pairs send one way at a
+time. Here the same schedule is a call of ``player.cc``, whose links work by themselves. In reading
+order: ``program`` (a rank's part of a schedule as numbers), ``player.cc`` (which plays it),
+``engine`` (its library, addresses of processes, and the change of a program before it is
+compiled), ``build`` (the compiler). The lowering that writes the call is
+``jaxcoll.execute.lowerings.links``.
+"""

@@ -1,0 +1,79 @@
+"""Compiles the player, as ``setup.py`` does; ``python -m jaxcoll.execute.links`` does it again.
+
+It takes some seconds, a C++ compiler and the headers of a jaxlib. XLA runs calls that were compiled
+with its own headers or earlier ones, so the library's file is named after their version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+PATTERN = "_player-*.so"
+SOURCE = Path(__file__).with_name("player.cc")
+
+
+def source_number() -> int:
+    """31 bits of the source's digest: a library of another source is not used."""
+    return int(hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8], 16) >> 1
+
+
+def headers() -> Path:
+    """The folder of the installed jaxlib's headers, found without importing it.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    found = importlib.util.find_spec("jaxlib")
+    if found is None or found.origin is None:
+        raise RuntimeError("jaxlib, whose headers the player needs, is not installed")
+    return Path(found.origin).parent / "include"
+
+
+def version_of(headers: Path) -> tuple[int, int]:
+    """The version of XLA's interface that some headers declare.
+
+    Raises:
+        RuntimeError: they declare none.
+    """
+    try:
+        text = (headers / "xla/ffi/api/c_api.h").read_text()
+    except OSError as error:
+        raise RuntimeError(f"jaxlib has no headers of calls: {error}") from None
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if found[0] is None or found[1] is None:
+        raise RuntimeError(f"{headers} does not say which version of calls it declares")
+    return int(found[0][1]), int(found[1][1])
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into a folder.
+
+    Raises:
+        RuntimeError: no jaxlib is installed, or the compiler failed; with its first error.
+    """
+    include = headers()
+    major, minor = version_of(include)
+    target = folder / PATTERN.replace("*", f"{major}.{minor}")
+    # Renamed when it is whole: a process that runs keeps the library that it has loaded.
+    made = target.with_suffix(f".{os.getpid()}")
+    command = [
+        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O3", "-fPIC", "-shared",
+        "-fvisibility=hidden", "-pthread", f"-DJAXCOLL_SOURCE={source_number()}",
+        "-isystem", str(include), str(SOURCE), "-o", str(made),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise RuntimeError(f"no C++ compiler: {error}") from None
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if "error:" in line] or lines or ["the compiler failed"]
+        raise RuntimeError(errors[0])
+    made.replace(target)
+    return target

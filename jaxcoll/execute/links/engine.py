@@ -1,0 +1,220 @@
+"""The player in this process: its library, its address, and the addresses of the others.
+
+A process listens once, at the address by which it reaches the coordinator of ``jax.distributed`` or
+at ``JAXCOLL_ADDRESS``, and publishes address, port and a word that whoever connects must say, by
+the service that connects the processes. Links are opened when a message first needs them, and kept.
+
+Before JAX compiles a program, each call is given the devices that it runs on, its number, and the
+call before it (``player.cc`` says why): none is known while it is traced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxcoll import jax_internals
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.links import build
+
+log = logging.getLogger(__name__)
+
+TARGET = "jaxcoll_links"
+_KEY = "jaxcoll/links/{}"
+_SECONDS = 60.0
+# A process that keeps the others waiting for more than this share of so many seconds is named.
+_WINDOW, _LATE = 10.0, 0.1
+_COMPILE = "python -m jaxcoll.execute.links compiles it, with a C++ compiler"
+
+
+def compiled() -> Path | str:
+    """The compiled library that this jaxlib can call; or why there is none."""
+    if os.environ.get("JAXCOLL_LINKS") == "0":
+        return "JAXCOLL_LINKS=0 is in the environment"
+    try:
+        newest = build.version_of(build.headers())
+    except RuntimeError as error:
+        return str(error)
+    usable = {}
+    for path in Path(__file__).parent.glob(build.PATTERN):
+        major, _, minor = path.stem.rpartition("-")[2].partition(".")
+        if (int(major), int(minor)) <= newest:
+            usable[int(major), int(minor)] = path
+    return usable[max(usable)] if usable else f"its player is not compiled; {_COMPILE}"
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """The library, its call registered with JAX; or why there is none."""
+    path = compiled()
+    if isinstance(path, str):
+        return path
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"its player cannot be loaded: {error}; {_COMPILE}"
+    if found.jaxcoll_links_version() != build.source_number():
+        return f"its player is of another version of jaxcoll; {_COMPILE}"
+    found.jaxcoll_links_know.argtypes = (ctypes.c_int64, *(ctypes.c_char_p,) * 3)
+    found.jaxcoll_links_recorded.argtypes = (ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+    found.jaxcoll_links_recorded.restype = ctypes.c_int64
+    found.jaxcoll_links_late.argtypes = (ctypes.POINTER(ctypes.c_double),)
+    call = jax.ffi.pycapsule(found.jaxcoll_links_play)
+    jax.ffi.register_ffi_target(TARGET, call, platform="cpu")
+    jax_internals.before_compiling(prepare)
+    return found
+
+
+def timeout() -> float:
+    """Seconds in which nothing moves after which a call gives up: ``JAXCOLL_TIMEOUT``, or 60.
+
+    Raises:
+        CollectiveError: the variable holds another text than a number above 0.
+    """
+    said = os.environ.get("JAXCOLL_TIMEOUT", "")
+    try:
+        seconds = float(said or _SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise CollectiveError(f"JAXCOLL_TIMEOUT is seconds above 0, got {said[:60]!r}")
+    return seconds
+
+
+def prepare(module: Any, devices: list) -> None:
+    """Write into a program's calls what they run on, their numbers and their order."""
+    blocks = jax_internals.calls_in(module, TARGET)
+    if not blocks:
+        return
+    here = _address()
+    for device in devices:
+        if device.process_index == jax.process_index():
+            _know(device.id, here)
+    number, ids = 0, [int(device.id) for device in devices]
+    for lane, calls in enumerate(blocks):
+        for before, call in zip([None, *calls], calls, strict=False):
+            jax_internals.set_call(call, {"number": number, "lane": lane, "devices": ids})
+            if before is not None:
+                call.operands[3] = before.results[1]
+            number += 1
+
+
+def meet(devices: Iterable[Any]) -> None:
+    """Learn the addresses of the processes that hold devices; all of them must call this.
+
+    Raises:
+        CollectiveError: a process does not publish its address in time.
+    """
+    me, seconds = jax.process_index(), timeout()
+    _address()
+    for device in devices:
+        if device.process_index != me:
+            _know(device.id, _address_of(device.process_index, seconds))
+
+
+@functools.cache
+def _address() -> tuple[str, str, str]:
+    """Host, port and word of this process, once it listens and has published them."""
+    engine = library()
+    if isinstance(engine, str):
+        raise CollectiveError(f"the program runs by links, but {engine}")
+    at, word = host(), secrets.token_hex(16)
+    error = ctypes.create_string_buffer(256)
+    port = engine.jaxcoll_links_listen(at.encode(), word.encode(), error)
+    if not port:
+        raise CollectiveError(
+            f"links: {error.value.decode(errors='replace')}; JAXCOLL_ADDRESS names another address"
+        )
+    found = (at, str(port), word)
+    if jax.process_count() > 1:
+        jax_internals.publish(_KEY.format(jax.process_index()), json.dumps(found))
+        threading.Thread(target=_tell_if_late, daemon=True).start()
+    return found
+
+
+def lateness() -> tuple[float, float, int]:
+    """For how long others have waited for calls to begin in this process.
+
+    A message that is here before its call has begun waits for it, while no other call is under way.
+    The first run of a program, which compiles it, does not count.
+
+    Returns:
+        Seconds of all calls, of the longest, and the number of calls.
+    """
+    engine = library()
+    found = (ctypes.c_double * 3)()
+    if not isinstance(engine, str):
+        engine.jaxcoll_links_late(found)
+    return found[0], found[1], int(found[2])
+
+
+def _tell_if_late() -> None:
+    seconds = calls = 0
+    while True:
+        time.sleep(_WINDOW)
+        now, _, count = lateness()
+        if said := late_text(now - seconds, count - calls, jax.process_index()):
+            log.warning(said)
+        seconds, calls = now, count
+
+
+def late_text(seconds: float, calls: int, process: int) -> str:
+    """The line of the log about so many late calls in a window; "" where that is little."""
+    if seconds < _LATE * _WINDOW:
+        return ""
+    return (
+        f"process {process} kept the others waiting for {seconds:.1f} of {_WINDOW:g} s, in {calls} "
+        f"call{'s' * (calls != 1)} over links"
+    )
+
+
+@functools.cache
+def _address_of(process: int, seconds: float) -> tuple[str, str, str]:
+    said = jax_internals.fetch(_KEY.format(process), seconds)
+    if said is None:
+        raise CollectiveError(
+            f"process {process} did not say within {seconds:g} s at which address its links are; "
+            "does it run the same program, with jaxcoll's player compiled?"
+        )
+    host, port, word = json.loads(said)
+    return host, port, word
+
+
+def _know(device: int, address: tuple[str, str, str]) -> None:
+    engine = library()
+    if not isinstance(engine, str):
+        engine.jaxcoll_links_know(device, *(part.encode() for part in address))
+
+
+def host() -> str:
+    """The address at which this process listens."""
+    if given := os.environ.get("JAXCOLL_ADDRESS"):
+        return given
+    coordinator = jax_internals.coordinator()
+    if coordinator is None:
+        return "127.0.0.1"
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of a datagram's socket: nothing is sent
+            return probe.getsockname()[0]
+    except (OSError, ValueError) as error:
+        raise CollectiveError(
+            f"links: no address of this process reaches the coordinator {coordinator}: {error}; "
+            "name one by JAXCOLL_ADDRESS"
+        ) from None

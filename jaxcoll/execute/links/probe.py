@@ -1,0 +1,186 @@
+"""``jc.probe``: the network between the processes of a job, measured by them.
+
+The processes find each other by the service that connects them. ``jaxcoll.probing`` measures, and
+makes a network of the times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxcoll import jax_internals
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.links import engine
+from jaxcoll.io import json as networks_json
+from jaxcoll.numerics import checks
+from jaxcoll.probing.agents import TIMEOUT, Address, Agent, Wires, memory_rate
+from jaxcoll.probing.inference import infer, with_devices
+from jaxcoll.topology import Topology
+
+log = logging.getLogger(__name__)
+
+_KEY = "jaxcoll/probe/{}/{}"
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A network as it was measured.
+
+    Attributes:
+        network: its ranks are the devices of the mesh, in order. Links of one kind have its median.
+        findings: a sentence for each link that is slower or faster than its kind, or missing:
+            "rank 3 to rank 7: 9.8 of 50 Mbit/s".
+        errors: of the check: the time of all ranks sending at once, each to one of the others at
+            random, over that of the network that was found; float64 of shape (permutations,).
+        seconds: that measuring took.
+    """
+
+    network: Topology
+    findings: tuple[str, ...]
+    errors: np.ndarray
+    seconds: float
+
+    def __str__(self) -> str:
+        network = self.network
+        switches = network.num_vertices - network.num_ranks
+        kinds = sorted(set(network.bandwidth.tolist()), reverse=True)
+        head = (
+            f"{network.name + ': ' if network.name else ''}{network.num_ranks} ranks, "
+            + (f"{switches} switch{'es' * (switches != 1)}, " if switches else "")
+            + f"{network.num_links} links of "
+            + ", ".join(f"{8e-6 * rate:.4g}" for rate in kinds[:6])
+            + (" and more" if len(kinds) > 6 else "")
+            + f" Mbit/s; measured in {self.seconds:.1f} s"
+        )
+        check = (
+            f"random permutations take {self.errors.min():.2f} to {self.errors.max():.2f} of the "
+            "time that this network gives them"
+        )
+        found = [f"- {text}" for text in self.findings] or ["- all links are like their kind"]
+        return "\n".join([head, *found, check])
+
+
+def probe(mesh: Mesh | None = None) -> Probe:
+    """Measure the network between the processes of a job, by sockets, as CPU collectives use it.
+
+    All processes call it together, while nothing else runs: pairs are timed alone and in rounds,
+    then flows that could share something, and links, ports of switches, and uplinks of groups are
+    made of the times (``jaxcoll.probing.inference``). The result goes into ``use_topology``,
+    ``synthesize`` and ``jc.io.save``. Devices of one process have links to a switch of it,
+    as fast as the process copies memory.
+
+    Args:
+        mesh: whose devices are the ranks, in its order; all devices when omitted. Each process has
+            as many of them.
+
+    Returns:
+        The same in all processes.
+
+    Raises:
+        CollectiveError: ``jax.distributed.initialize`` was not called; devices are not CPUs, or all
+            of one process, or of processes on one machine, between which there are no links; a
+            process does not take part or ends, or its bytes do not arrive.
+    """
+    devices = list(jax.devices()) if mesh is None else _devices(mesh)
+    processes = list(dict.fromkeys(device.process_index for device in devices))
+    me = jax.process_index()
+    per_process = [[d for d in devices if d.process_index == p] for p in processes]
+    _check(devices, processes, per_process)
+    number, begun = next(_numbers), time.perf_counter()
+    with Agent(processes.index(me), engine.host(), secrets.token_hex(16)) as agent:
+        jax_internals.publish(_KEY.format(number, me), json.dumps([agent.address, _machine()]))
+        said = [_said(number, process) for process in processes]
+        if len({machine for _, machine in said}) == 1:
+            raise CollectiveError(
+                f"probe: all {len(processes)} processes run on one machine: there are no links "
+                "between them, only its memory"
+            )
+        addresses = [address for address, _ in said]
+        if me != processes[0]:
+            return _read(agent.serve(addresses))
+        with Wires(agent, addresses) as wires:
+            fit, network = infer(wires, say=log.info), None
+            if len(devices) > len(processes):
+                places = [[devices.index(d) for d in row] for row in per_process]
+                network = with_devices(fit.network, places, memory_rate())
+            found = {
+                "network": networks_json.dumps(network or fit.network),
+                "findings": list(fit.findings),
+                "errors": fit.errors.tolist(),
+                "seconds": time.perf_counter() - begun,
+            }
+            wires.tell({"do": "end", "found": found})
+        return _read(found)
+
+
+def _devices(mesh: Any) -> list:
+    if not isinstance(mesh, Mesh):
+        raise CollectiveError(f"probe takes a jax.sharding.Mesh, got {checks.shown(mesh)}")
+    return list(mesh.devices.flat)
+
+
+def _check(devices: Sequence[Any], processes: Sequence[int], per_process: Sequence[list]) -> None:
+    if (kind := devices[0].platform) != "cpu":
+        raise CollectiveError(
+            f"probe measures the sockets between processes, which CPU devices use, and these are "
+            f"{kind} devices; calibrate fits their links to times of nccl-tests"
+        )
+    if len(processes) == 1:
+        raise CollectiveError(
+            f"probe: all {len(devices)} devices are of one process: there are no links between "
+            "them, only its memory; start a process per machine and call "
+            "jax.distributed.initialize()"
+        )
+    if jax.process_index() not in processes:
+        raise CollectiveError(
+            f"probe: process {jax.process_index()} has no device of this mesh, and calls it"
+        )
+    if len({len(row) for row in per_process}) > 1:
+        counts = ", ".join(str(len(row)) for row in per_process)
+        raise CollectiveError(
+            f"probe: processes have {counts} devices of the mesh; give as many of each"
+        )
+
+
+def _said(number: int, process: int) -> tuple[Address, str]:
+    text = jax_internals.fetch(_KEY.format(number, process), TIMEOUT)
+    if text is None:
+        raise CollectiveError(
+            f"probe: process {process} does not take part within {TIMEOUT:g} s; all processes of "
+            "the mesh call it together"
+        )
+    address, machine = json.loads(text)
+    return Address(*address), machine
+
+
+def _machine() -> str:
+    """What only processes have in common that meet over the same loopback device."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _read(found: dict[str, Any]) -> Probe:
+    return Probe(
+        cast(Topology, networks_json.loads(found["network"])),
+        tuple(found["findings"]),
+        np.array(found["errors"]),
+        found["seconds"],
+    )

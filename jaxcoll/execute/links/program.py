@@ -1,0 +1,125 @@
+"""A schedule as the player reads it: for each rank its messages, and what must happen before them.
+
+A row is a place of a rank's buffer (``jaxcoll.execute.lowerings.rounds``). An operation is a row
+that leaves or arrives in some step. With ``got`` the arrivals in a row so far, and ``sent`` how
+often it has left, it may happen when:
+
+- it leaves: all arrivals of earlier steps have happened, ``got`` is at least their number;
+- it arrives: all that leaves in steps up to its own has left, since it was read before; and, where
+  it replaces, all arrivals of earlier steps; where it is added, those up to the last that replaced.
+
+Numbers are enough. An addition waits for what leaves up to its step, so none of a later step is
+counted before a row that leaves in between has left; and none after a replacement is counted before
+that has happened. Additions between two of these may come in any order, or, for sums in one order,
+in that of the rounds.
+
+The table of a rank is a list of int32: rank, rows of the buffer, of the input and of the result;
+the row of each row of the input and of the result; the links that leave and those that arrive. A
+list of links is their number, and for each the other rank, the number of messages, and each of them
+as its step, its number of rows and four numbers per row: the row, whether it is added, ``got`` and
+``sent``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from jaxcoll.execute.lowerings.rounds import PermuteProgram
+
+# Dtypes of numbers that the player adds, and takes the larger or smaller of.
+ADDED = frozenset(
+    (
+        *("float16", "float32", "float64", "bfloat16"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+)
+COMPLEX = frozenset(("complex64", "complex128"))
+
+
+@functools.lru_cache(maxsize=64)
+def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
+    """The tables of all ranks, int32 of shape (ranks, length of the longest).
+
+    Args:
+        is_ordered: whether additions in a row happen in the order of the program's rounds.
+    """
+    step, src, dst, sent, got, add = _operations(program)
+    rows = program.num_rows
+    most = int(step.max(initial=0)) + 2
+    # A key per row of a rank, and times in it; operations are in the order of steps already.
+    leaves, arrives = src * rows + sent, dst * rows + got
+    leaving, arriving = np.sort(leaves * most + step), np.sort(arrives * most + step)
+
+    def up_to(times: np.ndarray, row: np.ndarray, until: np.ndarray) -> np.ndarray:
+        """How many of the sorted times are of a row and at most some step."""
+        return np.searchsorted(times, row * most + until, "right") - np.searchsorted(
+            times, row * most
+        )
+
+    needed_to_leave = up_to(arriving, leaves, step - 1)
+    left = up_to(leaving, arrives, step)
+    if is_ordered:
+        order = np.argsort(arrives, kind="stable")
+        before = np.empty(len(step), np.int64)
+        before[order] = np.arange(len(step)) - np.searchsorted(arrives[order], arrives[order])
+    else:
+        # Up to the last step, before its own, in which the row was replaced.
+        replaced = np.sort((arrives * most + step)[~add])
+        last = np.searchsorted(replaced, arrives * most + step) - 1
+        of_row = replaced[np.maximum(last, 0)] if len(replaced) else np.zeros(len(step), np.int64)
+        is_same = (last >= 0) & (of_row // most == arrives)
+        since = np.where(add, np.where(is_same, of_row % most, -1), step - 1)
+        before = up_to(arriving, arrives, since)
+    zeros = np.zeros(len(step), np.int64)
+    out = np.stack([sent, zeros, needed_to_leave, zeros], 1)
+    into = np.stack([got, add.astype(np.int64), before, left], 1)
+    inputs, outputs = program.input_rows(), program.output_rows()
+    found = []
+    for rank in range(program.num_ranks):
+        head = [rank, rows, inputs.shape[1], outputs.shape[1]]
+        parts = [np.array(head), inputs[rank], outputs[rank]]
+        parts += _links(src == rank, dst, step, out) + _links(dst == rank, src, step, into)
+        found.append(np.concatenate(parts).astype(np.int32))
+    table = np.zeros((len(found), max(map(len, found))), np.int32)
+    for rank, numbers in enumerate(found):
+        table[rank, : len(numbers)] = numbers
+    return table
+
+
+def _operations(program: PermuteProgram) -> tuple[np.ndarray, ...]:
+    """Columns of the rows sent: step, sender, receiver, row there, row here, is it added."""
+    columns: list[list[np.ndarray]] = [[] for _ in range(6)]
+    for t, rounds in enumerate(program.steps):
+        for round_ in rounds:
+            pairs = np.asarray(round_.pairs, np.int64).reshape(-1, 2)
+            which, column = np.nonzero(round_.send[pairs[:, 0]] >= 0)
+            u, v = pairs[which].T
+            parts = (
+                np.full(len(u), t), u, v,
+                round_.send[u, column], round_.recv[v, column], round_.add[v, column],
+            )  # fmt: skip
+            for of, part in zip(columns, parts, strict=True):
+                of.append(part)
+    types = (np.int64,) * 5 + (bool,)
+    return tuple(
+        np.concatenate([np.empty(0, kind), *parts]).astype(kind)
+        for parts, kind in zip(columns, types, strict=True)
+    )
+
+
+def _links(
+    mine: np.ndarray, others: np.ndarray, step: np.ndarray, numbers: np.ndarray
+) -> list[np.ndarray]:
+    """The links of a rank in one direction, as its table has them."""
+    chosen = np.flatnonzero(mine)
+    peers = np.unique(others[chosen])
+    parts = [np.array([len(peers)])]
+    for peer in peers.tolist():
+        along = chosen[others[chosen] == peer]
+        steps, starts = np.unique(step[along], return_index=True)
+        parts.append(np.array([peer, len(steps)]))
+        for t, rows in zip(steps.tolist(), np.split(numbers[along], starts[1:]), strict=True):
+            parts += [np.array([t, len(rows)]), rows.ravel()]
+    return parts

@@ -1,0 +1,55 @@
+"""Records of messages on the links of this process, at each of their ends, and of plays."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.links import engine
+
+LEAVES, ARRIVES, PLAYS = range(3)
+# As player.cc writes them, int64. Which play: program, number of its call, count of its runs. What
+# it is: LEAVES, ARRIVES or PLAYS. Times are nanoseconds of the machine's clock: when a link turned
+# to a message, when it began to carry it, when it had; a message that arrives is not asked for.
+COLUMNS = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *("what", "program", "number", "count", "rank", "peer_rank", "device", "peer"),
+            *("message", "step", "bytes", "asked", "begun", "ended"),
+        )
+    ]
+)
+
+
+class Record:
+    """Events since recording began; ``events`` is filled when it ends."""
+
+    def __init__(self) -> None:
+        self.events = np.empty(0, COLUMNS)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Record]:
+    """Record what the links of this process carry.
+
+    Raises:
+        CollectiveError: the player is not there.
+    """
+    library = engine.library()
+    if isinstance(library, str):
+        raise CollectiveError(f"links are recorded by the player, but {library}")
+    found = Record()
+    library.jaxcoll_links_record(1)
+    try:
+        yield found
+    finally:
+        library.jaxcoll_links_record(0)
+        count = library.jaxcoll_links_recorded(None, 0)
+        found.events = np.empty(count, COLUMNS)
+        pointer = found.events.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        library.jaxcoll_links_recorded(pointer, count)
