@@ -1,0 +1,667 @@
+"""A network from times of flows: cables, ports of switches, groups behind narrow uplinks.
+
+Ranks see no cables. They see how often their bytes are forwarded, and how long flows take alone
+and together:
+
+1. *Near* pairs have no rank on the way from one to the other: those that no two shorter ways
+   explain. They send to each other in rounds in which a rank sends to one and receives from one.
+2. *Fans*: a rank sends to all that are near it at once. If that takes as long as one of these
+   flows, each has a cable of its own; if it takes as long as all of them one after the other, they
+   leave by one *port*; else the flows are paired, to see which of them share one. Fans into a rank
+   likewise.
+3. *Segments*: pairs that share a port at either end are of one. A segment of two ranks is a cable
+   in one direction; a larger one is a switch, with a port of each rank, up and down.
+4. *Groups*: permutations of a switch's ranks at once. Pairs that are then slower than their ports
+   cross something narrow; the others are of one group, a host say. What leaves or enters a group at
+   once is the bandwidth of its uplink.
+
+Times are taken two or three times, and the least counts: whatever else runs on a machine makes
+flows longer, seldom shorter. Links of one kind, within a tenth of each other, get its median; a
+link that is off by more is a finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+from scipy import sparse
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import pdist
+
+from jaxcoll import topologies
+from jaxcoll.paths import forwarded_routes
+from jaxcoll.probing.meter import Flow, Meter
+from jaxcoll.topology import Topology
+
+Pair = tuple[int, int]
+Again = Callable[[], float]
+
+# Seconds that a flow takes alone: long beside the milliseconds by which a busy machine is late.
+_TIME = 0.07
+_REPEATS = 3
+_FIRST_BYTES, _MOST_BYTES = 1 << 15, 1 << 28
+# Flows that share nothing take as long as one, those that share a port as long as all of them one
+# after the other; what lies in between by less than this share of the way is taken for the end.
+_NEAR_AN_END = 0.25
+# Once is enough where it was nearer than this to an end.
+_CLEAR = 0.15
+# Permutations in which more than a few pairs get less than this cross something narrow.
+_ACROSS, _BY_CHANCE = 0.75, 0.06
+# Beside the shifts, random permutations: a few, and where something is narrow many, until each pair
+# was in so many.
+_FEW_PERMUTATIONS, _MANY_PERMUTATIONS, _MOST_PERMUTATIONS, _APPEARANCES = 3, 18, 32, 4
+# An uplink through which a group's ports get more than this is none: the switch does not block.
+_FULL = 0.85
+# Processes are woken some microseconds late, so that shorter latencies are not seen.
+_LEAST_LATENCY = 5e-6
+# Kinds of links whose rates are within the first of each other are one; rates of one kind are each
+# within the second of the next.
+_EQUAL, _SAME = 0.04, 0.12
+_FEW = 0.2  # a kind with fewer of all links than this is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A directed link that was found.
+
+    Attributes:
+        role: cable, port or uplink: links are compared with those of the same.
+        src, dst: vertices.
+        alpha, bandwidth: seconds, and bytes per second, as measured.
+        again: measures the bandwidth once more.
+    """
+
+    role: str
+    src: int
+    dst: int
+    alpha: float
+    bandwidth: float
+    again: Again
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A network found by measurement.
+
+    Attributes:
+        network: with the bandwidth of its kind for each link that is like the others.
+        findings: a sentence for each link that is unlike its kind.
+        errors: of the check: seconds measured over those that the network gives, of permutations of
+            all ranks; float64 of shape (permutations,).
+    """
+
+    network: Topology
+    findings: tuple[str, ...]
+    errors: np.ndarray
+
+
+def infer(meter: Meter, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Fit:
+    """The network that times of flows tell of.
+
+    Args:
+        meter: the network.
+        seed: of the permutations.
+        say: called with the name of each measurement.
+    """
+    say("counting hops")
+    pairs = near_pairs(meter.hops())
+    say(f"timing {len(pairs)} pairs")
+    timed = _Timed(meter, pairs)
+    say("timing what leaves and enters a rank at once")
+    out = {a: timed.ports([p for p in pairs if p[0] == a]) for a in range(meter.num_ranks)}
+    into = {b: timed.ports([p for p in pairs if p[1] == b]) for b in range(meter.num_ranks)}
+    links: list[Link] = []
+    vertices, groups = meter.num_ranks, []
+    generator = np.random.default_rng(seed)
+    for segment in segments(out, into):
+        if len(segment) == 1:
+            (pair,) = segment
+            _, rate, again = timed.cable(pair)
+            links.append(Link("cable", *pair, timed.latency(pair), rate, again))
+            continue
+        say(f"timing permutations of the {len({p[0] for p in segment})} ranks of a switch")
+        found = _Switch(timed, segment, out, into, generator)
+        links += found.links(vertices)
+        groups += [(vertices + i, ranks) for i, ranks in enumerate(found.groups)]
+        vertices += found.num_vertices
+    say("checking what was found")
+    return _checked(meter, _Network(meter.num_ranks, vertices, links, groups), generator)
+
+
+def near_pairs(hops: np.ndarray) -> list[Pair]:
+    """The pairs with no rank on the way; hops that are not known count as none."""
+    n, known = len(hops), np.maximum(hops, 0)
+    found = []
+    for a, b in itertools.permutations(range(n), 2):
+        between = known[a] + known[:, b] + 1 == known[a, b]
+        between[[a, b]] = False
+        if not between.any():
+            found.append((a, b))
+    return found
+
+
+class Port(NamedTuple):
+    """Pairs whose flows share a port of a rank, and the port's bandwidth."""
+
+    pairs: frozenset[Pair]
+    bandwidth: float
+    again: Again
+
+
+Ports = dict[int, list[Port]]
+
+
+class _Timed:
+    """Rates of near pairs, and what their flows share."""
+
+    def __init__(self, meter: Meter, pairs: Sequence[Pair]) -> None:
+        self._meter = meter
+        self.rate: dict[Pair, float] = {}
+        self._latency = dict(zip(pairs, meter.latencies(pairs).tolist(), strict=True))
+        for together in rounds(pairs, meter.num_ranks):
+            self._time(together)
+
+    def latency(self, pair: Pair) -> float:
+        """Seconds of a few bytes, at least 0."""
+        return max(0.0, self._latency[pair])
+
+    def _time(self, pairs: Sequence[Pair]) -> None:
+        """The rates of pairs that send at once: flows grow until each takes its time."""
+        # A flow as fast as those before takes a fourth of its time: one at a tenth is not too long.
+        usual = float(np.median([*self.rate.values()])) if self.rate else 0.0
+        nbytes = dict.fromkeys(pairs, max(_FIRST_BYTES, int(_TIME / 4 * usual)))
+        while True:
+            seconds = self.seconds(nbytes)
+            short = [
+                pair
+                for pair, t in zip(pairs, seconds, strict=True)
+                if t < 0.5 * _TIME and nbytes[pair] < _MOST_BYTES
+            ]
+            if not short:
+                break
+            for pair, t in zip(pairs, seconds, strict=True):
+                if pair in short:
+                    larger = min(32.0, max(2.0, _TIME / max(t, 1e-9)))
+                    nbytes[pair] = min(_MOST_BYTES, int(larger * nbytes[pair]))
+        # All for their whole time: of a flow that is half as long what passes unhindered at its
+        # begin, into queues and buckets, counts twice.
+        nbytes = {
+            pair: min(_MOST_BYTES, max(size, int(size * _TIME / max(t, 1e-9))))
+            for (pair, size), t in zip(nbytes.items(), seconds, strict=True)
+        }
+        rows = [self.seconds(nbytes) for _ in range(_REPEATS - 1)]
+        for pair, t in zip(pairs, np.min(rows, axis=0), strict=True):
+            self.rate[pair] = nbytes[pair] / max(t, 1e-9)
+
+    def seconds(self, nbytes: dict[Pair, int]) -> np.ndarray:
+        """Seconds of flows at once."""
+        return self._meter.times([Flow(*pair, size) for pair, size in nbytes.items()])
+
+    def sharing(self, pairs: Sequence[Pair]) -> tuple[float, dict[Pair, int], np.ndarray]:
+        """Seconds of flows at once over those of each alone; the bytes and the seconds of each.
+
+        Each has so many bytes that it takes the same time alone.
+        """
+        alone = 1.5 * _TIME / len(pairs)
+        nbytes = {pair: max(1, int(alone * self.rate[pair])) for pair in pairs}
+        best, count = self.seconds(nbytes), 1
+        # Whatever else runs makes flows look as if they shared something, never the opposite.
+        while count < _REPEATS:
+            share = (best.max() / alone - 1) / (self._most(pairs) - 1)
+            if share < _CLEAR or (count > 1 and share > 1 - _CLEAR):
+                break
+            best, count = min(best, self.seconds(nbytes), key=np.max), count + 1
+        return float(best.max() / alone), nbytes, best
+
+    def cable(self, pair: Pair) -> Port:
+        """A pair that shares nothing."""
+        return Port(frozenset([pair]), self.rate[pair], functools.partial(self._alone, pair))
+
+    def _alone(self, pair: Pair) -> float:
+        self._time([pair])
+        return self.rate[pair]
+
+    def ports(self, fan: Sequence[Pair]) -> list[Port]:
+        """The flows of a fan by the port that they share, each with that port's bandwidth."""
+        if not fan:
+            return []
+        if len(fan) == 1:
+            return [self.cable(fan[0])]
+        times, nbytes, seconds = self.sharing(fan)
+        part = (times - 1) / (self._most(fan) - 1)
+        if part < _NEAR_AN_END:
+            return [self.cable(pair) for pair in fan]
+        # Four that share are hard to tell from three that do beside one that does not.
+        if len(parts := self._parts(fan)) > 1:
+            one_each = [max(pairs, key=lambda pair: self.rate[pair]) for pairs in parts]
+            if self._is_apart(one_each):
+                return [port for pairs in parts for port in self.ports(pairs)]
+        again = functools.partial(self._port, nbytes, seconds)
+        if part > 1 - _NEAR_AN_END:
+            return [Port(frozenset(fan), again(), again)]
+        first, *others = sorted(fan, key=lambda pair: -self.rate[pair])
+        beside = [first, *(pair for pair in others if not self._is_apart([first, pair]))]
+        left = [pair for pair in fan if pair not in beside]
+        own = self.ports(beside) if left else [Port(frozenset(fan), again(), again)]
+        return [*own, *self.ports(left)]
+
+    def _port(self, nbytes: dict[Pair, int], seconds: np.ndarray) -> float:
+        """The bandwidth of a port that flows share, which took these times at once.
+
+        Twice more, each of them as long as it should be to end with the others, so that none leaves
+        the port to those that are slower elsewhere.
+        """
+        fastest = sum(nbytes.values()) / float(seconds.max())
+        for _ in range(2):
+            nbytes = {
+                pair: max(1, int(_TIME * min(size / t, self.rate[pair])))
+                for (pair, size), t in zip(nbytes.items(), seconds, strict=True)
+            }
+            seconds = self.seconds(nbytes)
+            fastest = max(fastest, sum(nbytes.values()) / float(seconds.max()))
+        return fastest
+
+    def _is_apart(self, pairs: Sequence[Pair]) -> bool:
+        """Whether flows share nothing."""
+        return self.sharing(pairs)[0] < 1 + 0.5 * (self._most(pairs) - 1)
+
+    def _parts(self, fan: Sequence[Pair]) -> list[list[Pair]]:
+        """The flows of a fan, together those whose other ends are near each other."""
+        which = 0 if len({a for a, _ in fan}) > 1 else 1
+        end = {pair: pair[which] for pair in fan}
+        graph = nx.Graph()
+        graph.add_nodes_from(fan)
+        graph.add_edges_from(
+            (p, q) for p, q in itertools.combinations(fan, 2) if (end[p], end[q]) in self.rate
+        )
+        return [sorted(part) for part in nx.connected_components(graph)]
+
+    def _most(self, fan: Sequence[Pair]) -> float:
+        """The times of one flow that all take if they share a port as fast as the fastest."""
+        rates = [self.rate[pair] for pair in fan]
+        return sum(rates) / max(rates)
+
+
+def segments(out: Ports, into: Ports) -> list[list[Pair]]:
+    """Pairs that are joined by ports that they share at either end, in order."""
+    graph = nx.Graph()
+    for side, ports in (("out", out), ("into", into)):
+        for rank, found in ports.items():
+            for i, port in enumerate(found):
+                for pair in port.pairs:
+                    graph.add_edge(pair, (side, rank, i))
+    whole = [
+        sorted(node for node in component if len(node) == 2)
+        for component in nx.connected_components(graph)
+    ]
+    return sorted(whole)
+
+
+def _permutations(k: int, generator: np.random.Generator) -> Iterator[Iterable[int]]:
+    """The shifts of k, and after them at random, but of four all that leave none in its place."""
+    yield from (np.roll(np.arange(k), -i) for i in range(1, k))
+    if k > 4:
+        yield from (generator.permutation(k) for _ in range(_MOST_PERMUTATIONS))
+    else:
+        every = itertools.permutations(range(k))
+        yield from (image for image in every if all(i != j for i, j in enumerate(image)))
+
+
+def rounds(pairs: Iterable[Pair], num_ranks: int) -> list[list[Pair]]:
+    """Pairs in rounds in which each rank sends to one other at most, and receives from one."""
+    left, found = set(pairs), []
+    while left:
+        rows, columns = np.array(sorted(left)).T
+        graph = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (num_ranks, num_ranks))
+        matched = sparse.csgraph.maximum_bipartite_matching(graph, perm_type="column")
+        found.append([(a, int(b)) for a, b in enumerate(matched) if b >= 0])
+        left -= set(found[-1])
+    return found
+
+
+class _Switch:
+    """A segment of more than two ranks: its ports, and the groups that uplinks join."""
+
+    def __init__(
+        self,
+        timed: _Timed,
+        segment: Sequence[Pair],
+        out: Ports,
+        into: Ports,
+        generator: np.random.Generator,
+    ) -> None:
+        self._timed = timed
+        self._pairs = frozenset(segment)
+        self._out = {a: self._port(out[a]) for a in sorted({a for a, _ in segment})}
+        self._into = {b: self._port(into[b]) for b in sorted({b for _, b in segment})}
+        self.up = {a: port.bandwidth for a, port in self._out.items()}
+        self.down = {b: port.bandwidth for b, port in self._into.items()}
+        self.ranks = sorted({*self.up, *self.down})
+        self.groups = self._find_groups(generator) if len(self.ranks) > 3 else [self.ranks]
+        self.num_vertices = len(self.groups) + (len(self.groups) > 2)
+
+    def _port(self, ports: Sequence[Port]) -> Port:
+        """The port of a rank in this segment, its fastest where it seems to have several."""
+        return max((p for p in ports if p.pairs & self._pairs), key=lambda p: p.bandwidth)
+
+    def _find_groups(self, generator: np.random.Generator) -> list[list[int]]:
+        k, place = len(self.ranks), {rank: i for i, rank in enumerate(self.ranks)}
+        speed = np.zeros((k, k))
+        seen, slow, is_uneven = np.zeros((k, k), int), 0, False
+        for drawn, image in enumerate(_permutations(k, generator), 1 - k):
+            pairs = [(self.ranks[i], self.ranks[j]) for i, j in enumerate(image)]
+            pairs = [pair for pair in pairs if pair in self._pairs]
+            if not pairs:
+                continue
+            nbytes = {p: max(1, int(_TIME * self._timed.rate[p] / 3)) for p in pairs}
+            for (a, b), t in zip(pairs, self._timed.seconds(nbytes), strict=True):
+                i, j = sorted((place[a], place[b]))
+                alone = nbytes[a, b] / min(self.up[a], self.down[b])
+                speed[i, j] += min(1.0, alone / t)
+                seen[i, j] += 1
+                slow += alone < _ACROSS * t
+            is_uneven = slow > _BY_CHANCE * seen.sum()
+            if drawn >= _FEW_PERMUTATIONS and not is_uneven:
+                break
+            if drawn >= _MANY_PERMUTATIONS and seen[np.triu_indices(k, 1)].min() >= _APPEARANCES:
+                break
+        if not is_uneven:
+            return [self.ranks]
+        speed = np.divide(speed, seen, out=np.ones_like(speed), where=seen > 0)
+        slowness = np.triu(1 - speed, 1)
+        # By all that is slow for them: two ranks of two groups may never have met in a full cable.
+        tree = hierarchy.linkage(pdist(slowness + slowness.T), "average")
+        labels = hierarchy.fcluster(tree, tree[-1, 2] / 2, "distance")
+        found = [[r for r, of in zip(self.ranks, labels, strict=True) if of == label]
+                 for label in sorted(set(labels))]  # fmt: skip
+        return sorted(found)
+
+    def _through(self, senders: Sequence[int], receivers: Sequence[int]) -> float:
+        """The rate at which ranks send to others at once, each to one or by turns to several."""
+        pairs = {
+            (senders[i % len(senders)], receivers[i % len(receivers)])
+            for i in range(max(len(senders), len(receivers)))
+        }
+        of_sender, of_receiver = defaultdict(int), defaultdict(int)
+        for a, b in pairs:
+            of_sender[a] += 1
+            of_receiver[b] += 1
+        nbytes = {
+            (a, b): max(
+                1, int(_TIME * min(self.up[a] / of_sender[a], self.down[b] / of_receiver[b]))
+            )
+            for a, b in sorted(pairs)
+            if (a, b) in self._pairs
+        }
+        took = min(self._timed.seconds(nbytes).max() for _ in range(_REPEATS))
+        return sum(nbytes.values()) / float(took)
+
+    def links(self, first: int) -> list[Link]:
+        """The links of the ranks and of the switches, which are numbered from ``first`` on."""
+        group_of = {rank: i for i, group in enumerate(self.groups) for rank in group}
+        inside = self._latency(group_of, within=True)
+        at = {rank: first + group for rank, group in group_of.items()}
+        found = [
+            *(Link("port", a, at[a], inside / 2, *port[1:]) for a, port in self._out.items()),
+            *(Link("port", at[b], b, inside / 2, *port[1:]) for b, port in self._into.items()),
+        ]
+        if len(self.groups) == 1:
+            return found
+        across = max(0.0, self._latency(group_of, within=False) - inside)
+        if len(self.groups) == 2:
+            ways = [(0, 1, *self.groups, across), (1, 0, *reversed(self.groups), across)]
+        else:
+            ways, core = [], len(self.groups)
+            for i, group in enumerate(self.groups):
+                others = [rank for rank in self.ranks if rank not in group]
+                # Spread over the other groups, so that none of these is what is measured.
+                others.sort(key=lambda r: (self.groups[group_of[r]].index(r), group_of[r]))
+                chosen = others[: max(len(group), len(self.groups) - 1)]
+                ways += [(i, core, group, chosen, across / 2), (core, i, chosen, group, across / 2)]
+        for i, j, senders, receivers, alpha in ways:
+            senders = [a for a in senders if a in self.up]
+            receivers = [b for b in receivers if b in self.down]
+            if senders and receivers:
+                again = functools.partial(self._uplink, senders, receivers)
+                found.append(Link("uplink", first + i, first + j, alpha, again(), again))
+        return found
+
+    def _uplink(self, senders: Sequence[int], receivers: Sequence[int]) -> float:
+        """The rate of ranks that send to others at once; that of the ports where these are full."""
+        ports = min(sum(self.up[a] for a in senders), sum(self.down[b] for b in receivers))
+        rate = self._through(senders, receivers)
+        return ports if rate > _FULL * ports else rate
+
+    def _latency(self, group_of: Mapping[int, int], within: bool) -> float:
+        found = [
+            self._timed.latency((a, b))
+            for a, b in self._pairs
+            if (group_of[a] == group_of[b]) == within
+        ]
+        return float(np.median(found)) if found else 0.0
+
+
+# ---------------------------------------------------------------------- the network
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    """Links as they were found."""
+
+    num_ranks: int
+    num_vertices: int
+    links: Sequence[Link]
+    groups: Sequence[tuple[int, Sequence[int]]]
+
+    def name(self, vertex: int) -> str:
+        """A vertex in words."""
+        if vertex < self.num_ranks:
+            return f"rank {vertex}"
+        ranks = dict(self.groups).get(vertex)
+        return "the core switch" if ranks is None else f"the switch of ranks {_ranges(ranks)}"
+
+    def confirmed(self) -> _Network:
+        """The network with links that are unlike their kind measured twice more: whatever else runs
+        may have made one so, and the median counts.
+        """
+        links = list(self.links)
+        for cluster, usual in _kinds(links):
+            for link in cluster if usual else ():
+                rate = float(np.median([link.bandwidth, link.again(), link.again()]))
+                links[links.index(link)] = dataclasses.replace(link, bandwidth=rate)
+        return dataclasses.replace(self, links=links)
+
+    def named(self) -> tuple[list[Link], list[str]]:
+        """The links with the numbers of their kinds, and those that are unlike, in sentences."""
+        found, said, rates = [], [], list[float]()
+        for cluster, usual in _kinds(self.links):
+            median = float(np.median([link.bandwidth for link in cluster]))
+            # Cables and ports of one rate to within what is seen get the same number.
+            close = [rate for rate in rates if abs(rate / median - 1) < _EQUAL]
+            rate = close[0] if close else _rounded(median, 3)
+            if not usual:
+                rates.append(rate)
+                found += [dataclasses.replace(link, bandwidth=rate) for link in cluster]
+                continue
+            for link in cluster:
+                own = _rounded(link.bandwidth, 3)
+                found.append(dataclasses.replace(link, bandwidth=own))
+                ends = f"{self.name(link.src)} to {self.name(link.dst)}"
+                said.append(f"{ends}: {_of(own, _rounded(usual, 3))}")
+        return found, said
+
+
+def _kinds(links: Sequence[Link]) -> list[tuple[list[Link], float]]:
+    """Links by rate, those of a role together; with the rate of their kind where they are unlike.
+
+    Kinds come first, with a rate of 0.
+    """
+    by_role, kinds, unlike = defaultdict(list), [], []
+    for link in links:
+        by_role[link.role].append(link)
+    for of_role in by_role.values():
+        clusters = _clusters(of_role)
+        usual = [c for c in clusters if _is_kind(c, of_role)] or [max(clusters, key=len)]
+        kinds += [(cluster, 0.0) for cluster in usual]
+        medians = [float(np.median([link.bandwidth for link in cluster])) for cluster in usual]
+        for cluster in clusters:
+            if cluster not in usual:
+                rate = float(np.median([link.bandwidth for link in cluster]))
+                # What is slow was as fast as a faster kind.
+                key = [(other < rate, abs(np.log(other / rate))) for other in medians]
+                unlike.append((cluster, medians[key.index(min(key))]))
+    return [*kinds, *unlike]
+
+
+def _clusters(links: Sequence[Link]) -> list[list[Link]]:
+    """Links by rate: those of one cluster are each within a few per cent of the next."""
+    ordered = sorted(links, key=lambda link: link.bandwidth)
+    found = [[ordered[0]]]
+    for before, link in itertools.pairwise(ordered):
+        if link.bandwidth > (1 + _SAME) * before.bandwidth:
+            found.append([])
+        found[-1].append(link)
+    return found
+
+
+def _is_kind(cluster: Sequence[Link], links: Sequence[Link]) -> bool:
+    """Whether links are a kind of their own, and not a few that are unlike the others."""
+    ends = [{link.src, link.dst} for link in cluster]
+    of_one_end = bool(set.intersection(*ends))
+    return len(cluster) == len(links) or (len(cluster) >= _FEW * len(links) and not of_one_end)
+
+
+def _checked(meter: Meter, found: _Network, generator: np.random.Generator) -> Fit:
+    links, said = found.confirmed().named()
+    by_role = defaultdict(list)
+    for link in links:
+        by_role[link.role].append(link.alpha)
+    medians = {role: float(np.median(of)) for role, of in by_role.items()}
+    alpha = {
+        role: _rounded(seconds, 2) if seconds > _LEAST_LATENCY else 0.0
+        for role, seconds in medians.items()
+    }
+    links = [dataclasses.replace(link, alpha=alpha[link.role]) for link in links]
+    network, missing = _named(found, links)
+    errors = []
+    n = meter.num_ranks
+    for _ in range(_REPEATS + 2):
+        image = generator.permutation(n)
+        pairs = [(a, int(b)) for a, b in enumerate(image) if a != b]
+        if pairs:
+            errors.append(_error(meter, network, pairs))
+    return Fit(network, (*said, *missing), np.array(errors))
+
+
+def _error(meter: Meter, network: Topology, pairs: Sequence[Pair]) -> float:
+    """Seconds of flows of equal bytes over those of the link that carries most of them."""
+    src, dst = np.array(pairs).T
+    edges = forwarded_routes(network, src, dst)
+    load = np.bincount(edges.path_link, minlength=network.num_links) / network.bandwidth
+    nbytes = max(1, int(2 * _TIME / load.max()))
+    took = meter.times([Flow(a, b, nbytes) for a, b in pairs]).max()
+    return float(took / (nbytes * load.max()))
+
+
+def _named(found: _Network, links: Sequence[Link]) -> tuple[Topology, list[str]]:
+    """The network, as a torus or a hypercube where it is one, perhaps without some cables."""
+    n = found.num_ranks
+    bandwidth = {(link.src, link.dst): link.bandwidth for link in links}
+    if all(link.role == "cable" for link in links) and n > 2:
+        common = max(set(bandwidth.values()), key=list(bandwidth.values()).count)
+        for whole in _families(n, links[0].alpha, common):
+            edges = set(zip(whole.src.tolist(), whole.dst.tolist(), strict=True))
+            lost = edges - set(bandwidth)
+            if set(bandwidth) <= edges and len(lost) <= max(2, len(edges) // 10):
+                slow = {
+                    pair: Fraction(int(rate), int(common))
+                    for pair, rate in bandwidth.items()
+                    if rate != common
+                }
+                network = whole.scaled(slow) if slow else whole
+                said = [
+                    f"rank {a} to rank {b}: no cable, where {whole.name} has one"
+                    for a, b in sorted(lost)
+                ]
+                return (network.without(sorted(lost)) if lost else network), said
+    columns = zip(*((k.src, k.dst, k.alpha, int(k.bandwidth)) for k in links), strict=True)
+    names = tuple(found.name(v).replace("the ", "") for v in range(found.num_vertices))
+    return Topology(n, *columns, num_vertices=found.num_vertices, vertex_names=names), []  # type: ignore[arg-type]
+
+
+def with_devices(network: Topology, devices: Sequence[Sequence[int]], bandwidth: float) -> Topology:
+    """A network whose ranks are processes, as one of their devices.
+
+    Args:
+        devices: the numbers of each process's devices.
+        bandwidth: of a process's memory, bytes per second.
+    """
+    n, processes = sum(map(len, devices)), network.num_ranks
+    place = np.arange(network.num_vertices) + n
+    process, device = zip(*((n + p, d) for p, row in enumerate(devices) for d in row), strict=True)
+    rate = int(_rounded(bandwidth, 3))
+    names = [network.vertex_names[v] for v in range(processes, network.num_vertices)]
+    return Topology(
+        n,
+        np.concatenate([place[network.src], process, device]),
+        np.concatenate([place[network.dst], device, process]),
+        np.concatenate([network.alpha, np.zeros(2 * n)]),
+        [*network.exact_bandwidth, *[rate] * (2 * n)],  # type: ignore[arg-type]
+        num_vertices=n + network.num_vertices,
+        vertex_names=(
+            *(f"rank {d}" for d in range(n)),
+            *(f"process {p}" for p in range(processes)),
+            *names,
+        ),
+    )
+
+
+def _families(n: int, alpha: float, bandwidth: float) -> list[Topology]:
+    """Networks of cables that have names, ranks in their order."""
+    kwargs = {"alpha": alpha, "bandwidth": int(bandwidth)}
+    found = [topologies.ring(n, bidirectional=False, **kwargs), topologies.ring(n, **kwargs)]
+    for sides in _factorizations(n):
+        if len(sides) > 1:
+            found += [topologies.torus(*sides, **kwargs)]
+    found.append(topologies.fully_connected(n, **kwargs))
+    return found
+
+
+def _factorizations(n: int) -> list[tuple[int, ...]]:
+    """The ways to write a number as a product, in each order."""
+    if n == 1:
+        return [()]
+    return [
+        (side, *rest)
+        for side in range(2, n + 1)
+        if n % side == 0
+        for rest in _factorizations(n // side)
+    ]
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")
+
+
+def _of(rate: float, usual: float) -> str:
+    """A rate beside the usual one, in bits per second."""
+    units = {"Gbit/s": 1.25e8, "Mbit/s": 1.25e5, "kbit/s": 125.0}
+    unit = next((unit for unit, size in units.items() if usual >= size), "kbit/s")
+    return f"{rate / units[unit]:.3g} of {usual / units[unit]:.3g} {unit}"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Numbers with their runs as FIRST-LAST."""
+    parts = []
+    for _, run in itertools.groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0]):
+        numbers = [number for _, number in run]
+        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ",".join(parts)
