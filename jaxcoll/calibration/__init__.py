@@ -18,11 +18,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxcoll.calibration.fit import PROMISED, fit, groups, price, promised, spread, with_links
+from jaxcoll.calibration.fit import (
+    PROMISED,
+    Steps,
+    fit,
+    groups,
+    price,
+    promised,
+    spread,
+    with_links,
+)
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import timings as logs
 from jaxcoll.io.timings import Timing, Timings
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topologies import switch
 from jaxcoll.topology import Topology
 
@@ -154,6 +164,7 @@ def calibrate(
     *,
     collective: str | None = None,
     least: float = 0,
+    progress: Wanted = None,
 ) -> Calibration:
     """Fit the latencies and bandwidths of a network's links to measured times.
 
@@ -170,6 +181,8 @@ def calibrate(
         collective: where a log does not say it.
         least: bytes; smaller sizes are left out. NCCL changes protocol and algorithm with the size,
             and one latency and bandwidth describe one of them.
+        progress: True for a line in the terminal, or a function called with a
+            ``jaxcoll.progress.Progress`` after every schedule that is chosen and every step.
 
     Warns:
         AssumptionWarning: held-out sizes whose error is above 5 % from 64 MB, or 10 % from 1 MB; no
@@ -183,6 +196,7 @@ def calibrate(
     """
     checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
     checks.nonnegative(least, "least", FormatError)
+    checked(progress, FormatError)
     read = [_read(each, collective, topology) for each in _several(log)]
     rows = [row for part in read for row in part.rows if row.nbytes >= least]
     torn = sum(part.torn for part in read)
@@ -199,7 +213,9 @@ def calibrate(
     left = groups([point for point in points if point not in held_out])
     # Evenly: a log of two hundred small sizes would otherwise be fitted to these alone.
     fitted = [group[at] for group in left for at in spread(len(group), _MOST_SIZES)]
-    return _told(topology, fit(topology, fitted), len(fitted), held_out, torn)
+    with reporting(progress, "fitting the links", FormatError) as report:
+        tell = Steps(report)
+        return _told(topology, fit(topology, fitted, tell), len(fitted), held_out, torn, tell)
 
 
 # ---------------------------------------------------------------------- what was measured
@@ -259,6 +275,7 @@ def _told(
     fitted: int,
     held_out: Sequence[Timing],
     torn: int,
+    tell: Steps,
 ) -> Calibration:
     """The calibration, its warnings given."""
     speeds, seen = found
@@ -275,11 +292,12 @@ def _told(
         )
         for i, (a, b) in enumerate(assumed)
     )
-    held = tuple(
-        HeldOut(point.collective, point.nbytes, point.seconds, price(network, point))
-        for point in held_out
-    )
-    made = Calibration(network, classes, held, fitted, torn)
+    held = []
+    for point in held_out:
+        found_price = price(network, point)
+        held.append(HeldOut(point.collective, point.nbytes, point.seconds, found_price))
+        tell(f"priced {point.nbytes} bytes, which were held out")
+    made = Calibration(network, classes, tuple(held), fitted, torn)
     if torn:
         warn_user(
             f"{torn} rows of the log could not be read and were passed over", AssumptionWarning

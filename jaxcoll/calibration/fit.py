@@ -22,6 +22,7 @@ from jaxcoll.kinds import kind_of
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
+from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import SYNTHESIZERS, synthesize
@@ -36,11 +37,24 @@ _TURNS, _SAME = 4, 0.01
 _PRIOR = 1e-3
 _STEPS, _LONGEST, _LEAST_GAIN, _MOST_DAMPING = 30, 1.5, 1e-4, 1e6
 _STEP = 1e-3  # of a logarithm, for derivatives
+_ROUNDING, _SAME_PATH = 1e-9, 1e-7  # of times, relative
 _SEEN = 0.01  # change of some time per change of a parameter from which on it is measured
 # Within what a network can be (``links.warn_of_units``), so that a step of the fit is never taken
 # for a mistake of units.
 _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 0.25
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH, _MOST_IN_FLIGHT = 1.001e6, 1e13, 3.9e9
+
+
+class Steps:
+    """Tells of every step of a fit, with how many there were."""
+
+    def __init__(self, report: Report | None) -> None:
+        self.report, self.done = report, 0
+
+    def __call__(self, what: str) -> None:
+        self.done += 1
+        if self.report is not None:
+            self.report(Progress(self.done, None, what))
 
 
 def promised(nbytes: float) -> float:
@@ -84,12 +98,17 @@ class _Prices:
         kind: class of each link.
         points: the measured times.
         schedules: of each point, those of which the fastest runs.
+        paths: of a schedule, how often paths that were slowest under some speeds have each charge.
+        known: of a schedule and size, the charges (``_charges``) under which all schedules were
+            last compared, and its seconds.
     """
 
     topology: Topology
     kind: np.ndarray
     points: Sequence[Timing]
     schedules: Sequence[Sequence[Schedule]]
+    paths: dict[int, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    known: dict[tuple[int, int], tuple[np.ndarray, float]] = dataclasses.field(default_factory=dict)
 
     def network(self, logarithms: np.ndarray) -> tuple[Topology, np.ndarray]:
         """The network of some parameters, and the number that each link has in it.
@@ -108,10 +127,13 @@ class _Prices:
         Args:
             chosen: the schedule of each point, instead of the fastest.
         """
-        network, place = self.network(logarithms)
+        (network, place), charges = self.network(logarithms), _charges(logarithms)
         moved: dict[int, Schedule] = {}
 
         def seconds(schedule: Schedule, nbytes: int) -> float:
+            before, known = self.known.get((id(schedule), nbytes), (None, 0.0))
+            if before is not None and np.array_equal(before, charges):
+                return known
             key = id(schedule)
             if key not in moved:
                 moved[key] = _on(schedule, network, place)
@@ -120,18 +142,90 @@ class _Prices:
         prices, fastest = [], []
         for i, (point, tried) in enumerate(zip(self.points, self.schedules, strict=True)):
             numbers = range(len(tried)) if chosen is None else (chosen[i],)
-            price, number = min(
-                (seconds(tried[number], point.nbytes), number) for number in numbers
-            )
+            floors = {number: self._floor(tried[number], point, charges) for number in numbers}
+            found: list[tuple[float, int]] = []
+            for number in sorted(numbers, key=lambda number: (floors[number], number)):
+                # Most schedules are far from the fastest, and stay so while speeds move a little.
+                if found and floors[number] > min(found)[0]:
+                    break
+                found.append((seconds(tried[number], point.nbytes), number))
+                if chosen is None:
+                    key = id(tried[number]), point.nbytes
+                    self.known[key] = charges, found[-1][0]
+            price, number = min(found)
             prices.append(np.log(price))
             fastest.append(number)
         return np.asarray(prices), fastest
 
+    def _floor(self, schedule: Schedule, point: Timing, charges: np.ndarray) -> float:
+        """Seconds that a schedule takes at least, by its time under other charges; 0 if unknown.
+
+        A time is the sum of charges along some path: with all of them at least r times as large it
+        is at least r times as long.
+        """
+        before, known = self.known.get((id(schedule), point.nbytes), (None, 0.0))
+        return 0.0 if before is None else known * float((charges / before).min()) * (1 - _ROUNDING)
+
     def slopes(self, logarithms: np.ndarray, free: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
         """Derivatives of the logarithms of prices in some directions, (points, directions)."""
-        now = self.at(logarithms, chosen)[0]
-        moved = [self.at(logarithms + _STEP * way, chosen)[0] for way in free.T]
-        return (np.column_stack(moved) - now[:, None]) / _STEP
+        prices, charges = np.exp(self.at(logarithms, chosen)[0]), _charges(logarithms)
+        paths: list[np.ndarray | None] = [None] * len(prices)
+        while True:
+            left: dict[int, int] = {}
+            for i, point in enumerate(self.points):
+                schedule = self.schedules[i][chosen[i]]
+                paths[i] = self._path(schedule, point.nbytes, charges, prices[i])
+                if paths[i] is None:
+                    left.setdefault(id(schedule), i)
+            if not left:
+                break
+            # One size of each schedule: its other sizes mostly take the same path.
+            self._find_paths([*left.values()], logarithms, chosen, prices)
+        shares = [
+            path * _of_size(charges, point.nbytes) / price
+            for path, point, price in zip(paths, self.points, prices, strict=True)
+            if path is not None
+        ]
+        return np.asarray(shares) @ free
+
+    def _path(
+        self, schedule: Schedule, nbytes: int, charges: np.ndarray, price: float
+    ) -> np.ndarray | None:
+        """How often the slowest path has each charge, by a path found earlier; None if unknown.
+
+        A price is the largest sum of charges along a path. As long as a path's sum is the price,
+        its charges are the derivatives, at any speed and size: no further simulation is needed.
+        """
+        for path in self.paths.get(id(schedule), ()):
+            if abs(path @ _of_size(charges, nbytes) / price - 1) <= _SAME_PATH:
+                return path
+        return None
+
+    def _find_paths(
+        self, points: list[int], logarithms: np.ndarray, chosen: Sequence[int], prices: np.ndarray
+    ) -> None:
+        """Keep the slowest paths of some points, by prices under slightly other speeds."""
+        part = dataclasses.replace(
+            self,
+            points=[self.points[i] for i in points],
+            schedules=[(self.schedules[i][chosen[i]],) for i in points],
+        )
+        now, first = prices[points], [0] * len(points)
+        charges = _charges(logarithms)
+        shares = np.empty((len(points), len(logarithms)))
+        for k in range(len(logarithms)):
+            moved = logarithms.copy()
+            moved[k] += _STEP
+            grown = _charges(moved)[k] / charges[k] - 1
+            # A speed at the end of its range stays as it is, and no price moves.
+            after = np.exp(part.at(moved, first)[0]) if grown else now
+            shares[:, k] = (after / now - 1) / grown if grown else 0.0
+        for i, share in zip(points, shares, strict=True):
+            # Where no speed can grow, none is the reason.
+            share = share if share.sum() > 0 else np.ones(len(share))
+            # Two paths that meet between the two speeds make a sum that is not the price.
+            path = share / share.sum() * prices[i] / _of_size(charges, self.points[i].nbytes)
+            self.paths.setdefault(id(self.schedules[i][chosen[i]]), []).append(path)
 
 
 def _on(schedule: Schedule, network: Topology, place: np.ndarray) -> Schedule:
@@ -149,7 +243,18 @@ def _speeds(logarithms: np.ndarray) -> np.ndarray:
     return np.column_stack([alpha, bandwidth])
 
 
-def _schedules(topology: Topology, points: Sequence[Timing]) -> list[list[Schedule]]:
+def _charges(logarithms: np.ndarray) -> np.ndarray:
+    """Seconds per message and per byte of each class, of which every time is a sum."""
+    alpha, bandwidth = _speeds(logarithms).T
+    return np.column_stack([alpha, 1 / bandwidth]).ravel()
+
+
+def _of_size(charges: np.ndarray, nbytes: int) -> np.ndarray:
+    """Seconds per message and per buffer of some bytes."""
+    return charges * np.tile([1.0, nbytes], len(charges) // 2)
+
+
+def _schedules(topology: Topology, points: Sequence[Timing], tell: Steps) -> list[list[Schedule]]:
     """What may have run at each point: those that ``auto`` chooses at the sizes around it."""
     tried: dict[int, list[Schedule]] = {}
     for group in groups(points):
@@ -163,6 +268,7 @@ def _schedules(topology: Topology, points: Sequence[Timing]) -> list[list[Schedu
             for place in around:
                 if place not in made:
                     made[place] = _schedule(topology, group[place])
+                    tell(f"chose a schedule of {group[place].nbytes} bytes")
             tried[id(point)] = [made[place] for place in dict.fromkeys(around)]
     return [tried[id(point)] for point in points]
 
@@ -182,19 +288,26 @@ def price(topology: Topology, point: Timing) -> float:
 # ---------------------------------------------------------------------- the fit
 
 
-def fit(topology: Topology, points: Sequence[Timing]) -> tuple[np.ndarray, np.ndarray]:
-    """Speeds of the classes, (classes, 2), and whether some time depends on each."""
+def fit(
+    topology: Topology, points: Sequence[Timing], tell: Steps | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Speeds of the classes, (classes, 2), and whether some time depends on each.
+
+    Args:
+        tell: called with every schedule that is chosen and every step of the descent.
+    """
+    tell = tell or Steps(None)
     speeds, kind = topology.speeds
     assumed = np.asarray([(float(alpha), float(bandwidth)) for alpha, bandwidth in speeds])
     start = np.log([(max(a, _LEAST_ALPHA), 1 / b) for a, b in assumed]).ravel()
     together, alone = np.tile(np.eye(2), (len(assumed), 1)), np.eye(len(start))
     # The fastest schedule depends on the speeds, and these on the schedules that run: the schedules
     # of the speeds found so far are added, until they make no price less.
-    prices = _more(_Prices(topology, kind, points, [()] * len(points)), start)
-    found = _descend(prices, start, start, together)
+    prices = _more(_Prices(topology, kind, points, [()] * len(points)), start, tell)
+    found = _descend(prices, start, start, together, tell)
     for _ in range(_TURNS):
-        found = _descend(prices, start, found, alone)
-        more = _more(prices, found)
+        found = _descend(prices, start, found, alone, tell)
+        more = _more(prices, found, tell)
         if (more.at(found)[0] > prices.at(found)[0] - _SAME).all():
             break
         prices = more
@@ -203,20 +316,26 @@ def fit(topology: Topology, points: Sequence[Timing]) -> tuple[np.ndarray, np.nd
     return np.where(seen, _speeds(found), assumed), seen
 
 
-def _more(prices: _Prices, found: np.ndarray) -> _Prices:
+def _more(prices: _Prices, found: np.ndarray, tell: Steps) -> _Prices:
     """The prices with those schedules besides that ``auto`` chooses under some speeds."""
     network, place = prices.network(found)
-    made = _schedules(network, prices.points)
+    made = _schedules(network, prices.points, tell)
     own = {id(each): each for tried in made for each in tried}
     back = {key: _on(each, prices.topology, np.argsort(place)) for key, each in own.items()}
-    schedules = [
-        (*tried, *(back[id(each)] for each in others))
-        for tried, others in zip(prices.schedules, made, strict=True)
-    ]
+    schedules = []
+    for tried, others in zip(prices.schedules, made, strict=True):
+        several = list(tried)
+        for each in others:
+            # Speeds that moved a little mostly leave the choice as it was.
+            if back[id(each)] not in several:
+                several.append(back[id(each)])
+        schedules.append(several)
     return dataclasses.replace(prices, schedules=schedules)
 
 
-def _descend(prices: _Prices, start: np.ndarray, found: np.ndarray, free: np.ndarray) -> np.ndarray:
+def _descend(
+    prices: _Prices, start: np.ndarray, found: np.ndarray, free: np.ndarray, tell: Steps
+) -> np.ndarray:
     """Parameters of less cost, reached from ``found`` in the directions of ``free``."""
     measured = np.log([point.seconds for point in prices.points])
     weight = 1 / np.asarray([promised(point.nbytes) for point in prices.points])
@@ -242,6 +361,7 @@ def _descend(prices: _Prices, start: np.ndarray, found: np.ndarray, free: np.nda
             damping *= 8
         else:
             return found
+        tell("fitted the links by another step")
         gained = 1 - (there @ there) / (here @ here)
         found, here, chosen, damping = tried, there, then, max(damping / 16, 1e-6)
         if gained < _LEAST_GAIN or not here.any():

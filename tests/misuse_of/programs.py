@@ -31,6 +31,11 @@ TASK = tune.Task("all_reduce", 4096, "float32", RANKS)
 COMMON = {"axis_name": "i", "schedule": "ring", "lowering": "auto"}
 
 
+def trace_links(path):
+    with jc.trace_links(path):
+        pass
+
+
 def traced(function):
     """A function of an array on every rank, traced in ``shard_map``, with its other arguments."""
 
@@ -79,6 +84,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "measure_execution": (
         jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0, "progress": None}
     ),
+    "probe": (jc.probe, {"mesh": MESH}),
+    "trace_links": (trace_links, {"path": "/nowhere/trace.json"}),
     "axis_groups": (jc.mesh.axis_groups, {"mesh": MESH, "axis_name": "i"}),
     "axis_schedule": (
         jc.axis_schedule,
@@ -213,7 +220,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 REFUSED = {
     *("io.load", "io.save", "io.open_compact", "io.multitree.load", "io.multitree.save"),
     *("io.msccl.load", "io.msccl.save", "tune.Table.load", "tune.Table.save"),
-    *("use_topology", "explain_choice", "measure_execution"),
+    *("use_topology", "explain_choice", "measure_execution", "trace_links", "probe"),
     *("aot.summarize", "aot.target", "aot.compile_for", "optax.reshard_zero"),
     *("tune.bucket_bytes", "tune.use", "tune.offline", "tune.online", "tune.replay"),
 }

@@ -1,0 +1,150 @@
+"""The machines that somebody has measured, and the network by which the library knows each."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from jaxcoll import topologies
+from jaxcoll.errors import FormatError, TopologyError, shown
+from jaxcoll.kinds import KINDS
+from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology, rebuilt
+
+# A link of Fugaku and its latency by the data sheet of TofuD (Ajima et al., Cluster 2018).
+_TOFU = {"alpha": 0.5e-6, "bandwidth": 6.8e9}
+# Of xGMI; latencies are fitted wherever one matters.
+_XGMI = 2e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine, by its data sheet.
+
+    Attributes:
+        name: in tables of measured times.
+        said: in words.
+        most: how many ranks it has.
+        make: the network of some of its ranks, neighbours in number.
+        whole: whether only all of its ranks were measured together.
+    """
+
+    name: str
+    said: str
+    most: int
+    make: Callable[[int], Topology]
+    whole: bool = False
+
+    def topology(self, ranks: int | None = None) -> Topology:
+        """The network of a group of ranks; of all without one.
+
+        Raises:
+            FormatError: more ranks than it has, or fewer than 2, or a part of a machine that was
+                only measured whole.
+        """
+        count = self.most if ranks is None else ranks
+        least = self.most if self.whole else 2
+        if not least <= count <= self.most:
+            some = f"{self.most}" if self.whole else f"2 to {self.most}"
+            raise FormatError(f"{self.name} was measured with {some} ranks, not with {count}")
+        return _made(self, count)
+
+    def sends_in(self, kind: str, ranks: int) -> float:
+        """Seconds per byte in which a rank's links can carry the least that a collective needs.
+
+        Some rank sends or receives all of a buffer but its own shard, in-network sums and copies or
+        not; at the data sheet's bandwidth. A time below is none of this machine.
+        """
+        share = (ranks - 1) / ranks if kind in KINDS else 1.0
+        return share / self.injection(ranks)
+
+    def injection(self, ranks: int) -> float:
+        """Bytes per second that a rank's links carry one way."""
+        network = self.topology(ranks)
+        return float(network.bandwidth[network.src == 0].sum())
+
+
+@functools.lru_cache(maxsize=64)
+def _made(machine: Machine, ranks: int) -> Topology:
+    part = "" if ranks == machine.most else f":{ranks}"
+    return rebuilt(machine.make(ranks), name=f"{machine.name}{part}")
+
+
+def _switch(inside: float) -> Callable[[int], Topology]:
+    """Ranks around NVSwitches that copy and add."""
+    return lambda ranks: topologies.nvswitch_hosts((ranks,), inside=inside, network=50e9, nvls=True)
+
+
+def _full(bandwidth: float) -> Callable[[int], Topology]:
+    """Ranks with a link between each two."""
+    return lambda ranks: topologies.fully_connected(ranks, alpha=_XGMI, bandwidth=bandwidth)
+
+
+def _h100(ranks: int) -> Topology:
+    return topologies.dgx_h100(1) if ranks == 8 else _switch(450e9)(ranks)
+
+
+_ROWS = (
+    Machine("h100-host", "8 H100 around NVSwitches", 8, _h100),
+    Machine(
+        "h100-2-hosts", "2 hosts of 8 H100, 400 Gbit/s per GPU", 16,
+        lambda _: topologies.dgx_h100(2), whole=True,
+    ),
+    Machine(
+        "a3-mega-2-hosts", "2 hosts of 8 H100, 200 Gbit/s per GPU (GCP a3-megagpu-8g)", 16,
+        lambda _: topologies.dgx_h100(2, network=25e9), whole=True,
+    ),
+    Machine("b200-host", "8 B200 around NVSwitches", 8, _switch(900e9)),
+    Machine("gb200-rack", "GB200 NVL72: 72 B200 around NVSwitches", 72, _switch(900e9)),
+    Machine("gb300-rack", "GB300 NVL72: 72 B300 around NVSwitches", 72, _switch(900e9)),
+    Machine(
+        "rubin-rack", "72 GPUs of compute capability 10.7 around NVSwitches", 72, _switch(1800e9)
+    ),
+    Machine("mi300x-host", "8 MI300X, an xGMI link between each two", 8, _full(64e9)),
+    Machine("mi355x-host", "8 MI355X, an xGMI link between each two", 8, _full(76.8e9)),
+    *(
+        Machine(
+            f"fugaku-{'x'.join(map(str, sides))}",
+            f"a {'x'.join(map(str, sides))} torus of nodes of Fugaku, a process each",
+            math.prod(sides),
+            lambda _, sides=sides: topologies.torus(*sides, **_TOFU),
+            whole=True,
+        )
+        for sides in ((4, 4, 4), (8, 8, 8), (64, 64), (32, 256))
+    ),
+)  # fmt: skip
+
+MACHINES: Mapping[str, Machine] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def machine_of(name: object) -> Machine:
+    """The machine of a name.
+
+    Raises:
+        FormatError: none is called so.
+    """
+    if not isinstance(name, str) or name not in MACHINES:
+        raise FormatError(
+            f"nobody has measured a machine {shown(name)}; known: {', '.join(MACHINES)}"
+        )
+    return MACHINES[name]
+
+
+def machine_like(topology: Topology) -> tuple[Machine, int] | None:
+    """The machine whose network, or a group of whose ranks, a network is, and how many ranks.
+
+    Raises:
+        TopologyError: no network.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    n, like = topology.num_ranks, []
+    for machine in MACHINES.values():
+        fits = n == machine.most if machine.whole else 2 <= n <= machine.most
+        if fits and machine.topology(n) == topology:
+            like.append(machine)
+    # Racks of GB200 and GB300 have the same links: a name decides, where there is one.
+    called = [machine for machine in like if machine.topology(n).name == topology.name]
+    return ((called or like)[0], n) if like else None

@@ -1,0 +1,178 @@
+"""The page of predicted and measured times, in Markdown, from the tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxcoll.measured import tables
+from jaxcoll.validation import (
+    CLASSES,
+    MOST,
+    TARGETS,
+    Errors,
+    Prediction,
+    errors,
+    predictions,
+)
+
+_WORST = 20  # rows that are shown by name, of each way
+_LEAST = 2**20  # bytes from which they are
+
+_HEAD = """# Predicted and measured
+
+Every published time that the library ships ([measured](measured.md)) and that others around it can
+predict, and by how much the prediction is wrong. Means are of absolute errors; a worst error has
+its sign, + where the prediction is too slow. Sizes are those of a rank's buffer. The aim from 1 MiB
+is a mean of at most 12 %, from 64 MiB of 5 %, and no row above 25 %; **bold** is beyond it.
+
+This page is written by `jaxcoll measured --page docs/validation.md{seed}`. The seed draws the rows
+that are held out, and none of them is in any fit.
+"""
+
+
+def page(seed: int = 0) -> str:
+    """The whole page.
+
+    Args:
+        seed: of the rows that are held out.
+
+    Raises:
+        FormatError: no seed.
+    """
+    said = _HEAD.format(seed=f" --seed {seed}" if seed else "")
+    parts = ["\n".join(section(seed)) for section in SECTIONS.values()]
+    return "\n".join([said, *parts]).rstrip("\n") + "\n"
+
+
+def _by_sizes(seed: int) -> Iterator[str]:
+    found = predictions("sizes", seed)
+    yield "## Between measured sizes\n"
+    yield (
+        "A third of the inner sizes of every curve is held out, and predicted by a straight line "
+        "over bytes\nbetween the rows around it, as `jc.expect` reads the tables. Sizes are a "
+        "factor of two apart, of Fugaku\neight, before rows are held out; where neighbours of "
+        "one curve differ by chance, so does the prediction.\n"
+    )
+    yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
+    yield "By collective, from 1 MiB:\n"
+    large = [each for each in found if each.nbytes >= _LEAST]
+    yield from _grid(
+        errors(large, ("machine", "collective", "size_class")), ("machine", "collective")
+    )
+    yield from _worst(found)
+
+
+def _by_ranks(seed: int) -> Iterator[str]:
+    found = predictions("ranks", seed)
+    yield "## Between measured numbers of ranks\n"
+    yield (
+        "Every curve is predicted from those on fewer and on more ranks, by a line over logarithms."
+        "\n"
+    )
+    yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
+    yield from _worst(found)
+
+
+def _by_links(seed: int) -> Iterator[str]:
+    found = predictions("links", seed)
+    yield "## By fitted links\n"
+    yield (
+        "The library's own model: one latency and one bandwidth per link, fitted to the rows from "
+        "1 MiB of four\ncollectives among 8 ranks that are not held out, and schedules in place of "
+        "those of NCCL and RCCL (rings,\none step on full meshes). It knows neither protocols nor "
+        "sums in switches. Plans, `auto` and `compare`\ncalculate with such links.\n"
+    )
+    yield from _grid(
+        errors(found, ("machine", "collective", "size_class")), ("machine", "collective")
+    )
+    yield from _worst(found)
+
+
+def _carried(seed: int) -> Iterator[str]:
+    yield "## From a small torus to a large one\n"
+    yield (
+        "Links of Fugaku fitted to one algorithm on 4x4x4 nodes, which predict the same algorithm "
+        "on 8x8x8, as\nthe synthesizers `bucket` and `rhd` make it. A latency per link does not "
+        "carry: start-ups of `3dtorus` grow\nby more than its steps. Bold is beyond 15 %.\n"
+    )
+    yield "| algorithm | bytes | measured, us | predicted, us | error, % |"
+    yield "|---|---|---|---|---|"
+    for each in predictions("carried", seed):
+        error = _bold(f"{100 * each.error:+.0f}", abs(each.error) > 0.15)
+        yield (
+            f"| {each.curve.algorithm} | {each.nbytes} | {1e6 * each.seconds:.0f} | "
+            f"{1e6 * each.predicted:.0f} | {error} |"
+        )
+    yield ""
+
+
+def _by_tables(seed: int) -> Iterator[str]:
+    found = predictions("sizes", seed)
+    yield "## Tables\n"
+    yield "| table | times | held out | mean, % | source, licence | software | date |"
+    yield "|---|---|---|---|---|---|---|"
+    for table in tables():
+        of_table = [each for each in found if each.table == table.name]
+        mean = "" if not of_table else f"{100 * errors(of_table, ('way',))[('sizes',)].mean:.1f}"
+        yield (
+            f"| {table.name} | {table.rows} | {len(of_table)} | {mean} | {table.source}; "
+            f"{table.licence} | {table.software} | {table.date} |"
+        )
+    yield ""
+
+
+SECTIONS: dict[str, Callable[[int], Iterator[str]]] = {
+    "sizes": _by_sizes,
+    "ranks": _by_ranks,
+    "links": _by_links,
+    "carried": _carried,
+    "tables": _by_tables,
+}
+
+# ---------------------------------------------------------------------- tables
+
+
+def _grid(found: dict[tuple, Errors], names: Sequence[str]) -> Iterator[str]:
+    """A row for each machine, or machine and collective, and three columns for each class."""
+    classes = [words for _, words in CLASSES if any(key[-1] == words for key in found)]
+    columns = [f"{words}: rows | mean, % | worst, %" for words in classes]
+    yield f"| {' | '.join((*names, *columns))} |"
+    yield "|" + "---|" * (len(names) + 3 * len(classes))
+    for key in sorted({key[:-1] for key in found}):
+        cells = [*key]
+        for words in classes:
+            cells += _cells(found.get((*key, words)), words)
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _cells(each: Errors | None, words: str) -> list[str]:
+    if each is None:
+        return ["", "", ""]
+    aim, worst = TARGETS.get(words), each.worst.error
+    mean = _bold(f"{100 * each.mean:.1f}", aim is not None and each.mean > aim)
+    return [
+        str(each.rows), mean,
+        _bold(f"{100 * worst:+.0f}", aim is not None and abs(worst) > MOST),
+    ]  # fmt: skip
+
+
+def _bold(text: str, is_beyond: bool) -> str:
+    return f"**{text}**" if is_beyond else text
+
+
+def _worst(found: Sequence[Prediction]) -> Iterator[str]:
+    large = [each for each in found if each.nbytes >= _LEAST]
+    beyond = sum(abs(each.error) > MOST for each in large)
+    yield (
+        f"Of {len(large)} rows from 1 MiB {beyond} are off by more than {100 * MOST:.0f} %. "
+        "The worst:\n"
+    )
+    yield "| row | bytes | measured, us | predicted, us | error, % |"
+    yield "|---|---|---|---|---|"
+    for each in sorted(large, key=lambda each: -abs(each.error))[:_WORST]:
+        yield (
+            f"| {each.curve} | {each.nbytes} | {1e6 * each.seconds:.1f} | "
+            f"{1e6 * each.predicted:.1f} | {100 * each.error:+.0f} |"
+        )
+    yield ""
