@@ -178,6 +178,11 @@ class Collective:
         """Number of chunks of all groups."""
         return int(self.chunk_ptr[-1])
 
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks per shard with which its chunks are listed (``check_listed``)."""
+        return _MOST_LISTED * self.chunks_per_shard // max(1, self.num_chunks)
+
     @functools.cached_property
     def chunk_ptr(self) -> np.ndarray:
         """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""

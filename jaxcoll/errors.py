@@ -13,6 +13,7 @@ __all__ = [
     "FormatError",
     "JaxcollError",
     "ScheduleError",
+    "SearchWarning",
     "TableWarning",
     "TopologyError",
     "TuneError",
@@ -79,6 +80,10 @@ class FormatError(JaxcollError):
 
 class TuneError(JaxcollError):
     """A configuration space, a measurement or a search's state that a tuner cannot use."""
+
+
+class SearchWarning(UserWarning):
+    """A search whose answer is far from its bound, and that left candidates out for their work."""
 
 
 class TableWarning(UserWarning):

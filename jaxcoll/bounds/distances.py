@@ -100,8 +100,9 @@ def lengths_of(
     """Lengths of links that give good bounds, float64 of shape (links,), each with its name.
 
     1 for every link, so that distances are hops; seconds per byte, so that slow links are long;
-    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count; and,
-    where several ranks send to several, those of ``narrow_links``.
+    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count; 1 for
+    the links along a dimension of a grid, so that only its longest side counts; and, where several
+    ranks send to several, those of ``narrow_links``.
     """
     ones = np.ones(topology.num_links)
     yield ones, "links"
@@ -109,12 +110,29 @@ def lengths_of(
         narrow = narrow_links(topology, nbytes, flows)
         if narrow is not None:
             yield narrow, "lengths of the narrow links"
+        yield from _along_dimensions(topology)
     speeds = np.unique(topology.bandwidth)
     if len(speeds) < 2:
         return
     yield speeds[0] / topology.bandwidth, "seconds per byte"
     for most in speeds[:-1][: _MOST_LENGTHS - 2]:
         yield ones * (topology.bandwidth <= most), f"links of up to {most:g} B/s"
+
+
+def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
+    """1 for the links along a dimension, for each of a grid of ranks with unequal sides."""
+    placement = topology.placement
+    if placement is None or not topology.is_direct:
+        return
+    grid = placement.grid
+    if len({side for side in grid.shape if side > 1}) < 2:
+        return
+    at = np.empty_like(grid.coordinates())
+    at[np.asarray(placement.ranks)] = grid.coordinates()
+    for dim, side in enumerate(grid.shape):
+        if side > 1:
+            lengths = at[topology.src, dim] != at[topology.dst, dim]
+            yield lengths.astype(float), f"links along the dimension of {side}"
 
 
 def narrow_links(topology: Topology, nbytes: np.ndarray, flows: int = FLOWS) -> np.ndarray | None:

@@ -480,7 +480,8 @@ def _between_parts(
         Bound(
             time,
             name,
-            f"each byte crosses {crossings} links out of {where}, over all of them together",
+            f"each byte crosses {crossings} link{'s' * (crossings != 1)} out of {where}, over all "
+            "of them together",
         )
         for name, (time, crossings) in (
             *moved,

@@ -12,9 +12,11 @@ from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.patterns.bruck import Bruck
 from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.patterns.exchange import Exchange
 from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.patterns.halving import Halving
 from jaxcoll.synth.patterns.hdrm import Hdrm
+from jaxcoll.synth.patterns.rail_gather import RailGather
 from jaxcoll.synth.patterns.rhd import Rhd
 from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.patterns.swing import Swing
@@ -28,6 +30,7 @@ from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
+from jaxcoll.synth.trees.striped_trees import StripedTrees
 
 __all__ = [
     "BUCKET_BYTES",
@@ -42,6 +45,7 @@ __all__ = [
     "Cascade",
     "Direct",
     "DoubleBinaryTree",
+    "Exchange",
     "ForestColl",
     "Halving",
     "Hdrm",
@@ -53,11 +57,13 @@ __all__ = [
     "MultiTree",
     "NcclRing",
     "Portfolio",
+    "RailGather",
     "Rhd",
     "Ring",
     "Ring2D",
     "Sccl",
     "StepMilp",
+    "StripedTrees",
     "Swing",
     "Synthesizer",
     "Tacos",

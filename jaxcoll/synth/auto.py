@@ -19,7 +19,7 @@ from typing import ClassVar
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
-from jaxcoll.errors import CollectiveError, JaxcollError
+from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, warn_user
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
@@ -45,6 +45,10 @@ _CHEAP, _COSTLY = 2**12, _SENDS
 _GUESSED, _TRUSTED = 0.8, 0.995
 # Times of the bound beyond which synthesizers that bounds had set aside are tried, too.
 _FAR = 1.05
+# Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
+_HEAVY = 4 * _COSTLY
+# Times of the bound beyond which the user of more than 128 ranks is told what was left out.
+_TOLD = 1.5
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +144,9 @@ class Portfolio(Synthesizer):
     where all the work allowed is done. Of schedules that take equally long the one tried first is
     kept.
 
-    The certificate names the synthesizer that won, its time, the bound and the whole table.
+    The certificate names the synthesizer that won, its time, the bound and the whole table. Where
+    it takes more than 1.5 times the bound on more than 128 ranks, and others were passed over for
+    their work, a ``SearchWarning`` names these.
 
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for; 25 MiB when omitted, the bucket in which
@@ -277,7 +283,10 @@ class _Race:
         self.aside: list[_Climb] = []
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
+        self.refused: dict[tuple[Synthesizer, int], str] = {}
+        self.passed_over: dict[str, float] = {}
         pairs = sum(len(group) ** 2 for group in problem.collective.groups)
+        self.is_large = pairs > _FEW_PAIRS
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         in_all = max(_LEAST_IN_ALL, min(_IN_ALL_PER_PAIR * pairs, _MOST_IN_ALL))
         self.work: float = most if portfolio.work is None else portfolio.work
@@ -330,6 +339,9 @@ class _Race:
         if not climb.left:
             return False
         work = self.work_of(climb)
+        # Of thousands of ranks a try takes as long as all tries of hundreds, to gain a few percent.
+        if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.bound:
+            return False
         return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 
     def _price(self, climb: _Climb) -> float:
@@ -343,7 +355,8 @@ class _Race:
         """The work that a chunk count of a climb takes, its next one when omitted."""
         key = (climb.synthesizer, climb.left[0] if count is None else count)
         if key not in self.works:
-            self.works[key] = climb.synthesizer.work(self.problem.with_chunks(key[1]))
+            problem = self.problem.with_chunks(key[1])
+            self.works[key], self.refused[key] = climb.synthesizer.work_if_defined(problem)
         return self.works[key]
 
     def run(self, climb: _Climb, ignore_work_limit: bool = False) -> None:
@@ -359,7 +372,11 @@ class _Race:
         seconds = None
         work, allowed = self.work_of(climb), min(self.work, self.work_left)
         if work > allowed and not (ignore_work_limit and not climb.tried):
-            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
+            too_much = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
+            row["refused"] = self.refused[synthesizer, count] or too_much
+            if not climb.tried and work < float("inf"):
+                least = self.passed_over.get(synthesizer.name, work)
+                self.passed_over[synthesizer.name] = min(least, work)
             climb.left = []
         else:
             try:
@@ -391,6 +408,25 @@ class _Race:
         some = [textwrap.shorten(f"{kind}: {why}", width) for kind, why in told[:2]]
         return "; ".join(some) + (f"; and {len(told) - 2} others" if len(told) > 2 else "")
 
+    def _warn_of_candidates_left_out(self, chosen: Synthesizer) -> None:
+        """Say what the choice costs against the bound, and which names were not tried at all."""
+        times = self.seconds / self.bound
+        timed = {str(row["candidate"]).partition("(")[0] for row in self.table if "time" in row}
+        kinds = {REGISTRY[name].__name__: name for name in self.passed_over}
+        names = [name for kind, name in kinds.items() if kind not in timed]
+        if times <= _TOLD or not names or not self.is_large or self.portfolio.work is not None:
+            return
+        names.sort(key=lambda name: self.passed_over[name])
+        others = f" and {len(names) - 3} others" * (len(names) > 3)
+        warn_user(
+            f"{self.problem.collective}: the fastest schedule found, of {chosen.name}, takes "
+            f"{times:.2f} times the bound. {', '.join(names[:3])}{others} may take less time, but "
+            f"from {self.passed_over[names[0]]:.3g} sends on were too much work for the default, "
+            f"which allows {self.work:.3g}: name one, as in synthesizer={names[0]!r}, or allow "
+            f"more, as in Portfolio(work={round(2 * self.passed_over[names[0]])})",
+            SearchWarning,
+        )
+
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.
 
@@ -401,6 +437,7 @@ class _Race:
             raise CollectiveError(
                 f"no candidate is defined for {self.problem.collective}: {self._refusals()}"
             )
+        self._warn_of_candidates_left_out(self.chosen)
         certificate = {
             "chosen": repr(self.chosen),
             "synthesizer": self.chosen.name,

@@ -15,9 +15,11 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.patterns.bruck import Bruck
 from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.patterns.exchange import Exchange
 from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.patterns.halving import Halving
 from jaxcoll.synth.patterns.hdrm import Hdrm
+from jaxcoll.synth.patterns.rail_gather import RailGather
 from jaxcoll.synth.patterns.rhd import Rhd
 from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.patterns.swing import Swing
@@ -30,11 +32,13 @@ from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
+from jaxcoll.synth.trees.striped_trees import StripedTrees
 
 _ALL: tuple[type[Synthesizer], ...] = (
     Ring,
     NcclRing,
     Direct,
+    Exchange,
     Bucket,
     Rhd,
     Trivance,
@@ -42,6 +46,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     Bruck,
     DoubleBinaryTree,
     HierarchicalRing,
+    RailGather,
     HierarchicalTree,
     Ring2D,
     Swing,
@@ -55,6 +60,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     MultiTree,
     MiddleTrees,
     JointTrees,
+    StripedTrees,
     Tacos,
     ForestColl,
     MinCongestion,

@@ -85,6 +85,15 @@ def test_all_to_all_on_a_torus_counts_hops():
     assert found.time == pytest.approx(192 * 1e9 / 64 / (6 * 50e9) + 0.5e-6)
 
 
+@pytest.mark.parametrize("sides", [(4, 8), (16, 32), (2, 4, 16)])
+def test_the_longest_side_of_a_torus_counts_alone(sides):
+    """Half of all data crosses the middle of its rings: of k ranks k / 8 of a buffer each way."""
+    topology = topologies.torus(*sides, alpha=0.0, bandwidth=1e9)
+    found = bound(topology, "all_to_all", 1e9)
+    assert found.time == pytest.approx(max(sides) / 8)
+    assert f"along the dimension of {max(sides)}" in found.reason or max(sides) <= 8
+
+
 def test_slow_links_count_alone_where_they_are_the_narrow_ones():
     """Half of the data of the four ranks crosses one slow link, 4/4 of a buffer each way."""
     src, dst = np.asarray([(0, 1), (2, 3), (0, 2)]).T

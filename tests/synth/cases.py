@@ -22,6 +22,7 @@ from jaxcoll.synth import (
     CCube,
     Direct,
     DoubleBinaryTree,
+    Exchange,
     ForestColl,
     Halving,
     Hdrm,
@@ -33,11 +34,13 @@ from jaxcoll.synth import (
     MultiTree,
     NcclRing,
     Portfolio,
+    RailGather,
     Rhd,
     Ring,
     Ring2D,
     Sccl,
     StepMilp,
+    StripedTrees,
     Swing,
     Synthesizer,
     Tacos,
@@ -174,6 +177,18 @@ CASES = [
     *(Case(Trivance(), *family) for family in (("random", RANDOM), ("grids", EVEN_GRIDS))),
     Case(Trivance(near_first=True, pieces=2), "switches", SWITCHED),
     Case(Trivance(), "one or two ranks", SMALL),
+    *(
+        Case(RailGather(), family, networks, grouped=False)
+        for family, networks in (("hosts", HOSTS), ("two hosts", TWO_HOSTS), ("tori", TORI))
+    ),
+    *(
+        Case(StripedTrees(degree=2), family, networks, ("broadcast", "reduce"), grouped=False)
+        for family, networks in (("hosts", HOSTS), ("two hosts", TWO_HOSTS), ("tori", TORI))
+    ),
+    *(
+        Case(Exchange(), family, networks, ("all_to_all",), grouped=False)
+        for family, networks in (("tori", TORI), ("squares", SQUARES), ("one way", ONE_WAY))
+    ),
     Case(HierarchicalRing(), "hosts", HOSTS, grouped=False),
     Case(HierarchicalRing(alternating=True), "two hosts", TWO_HOSTS, grouped=False),
     Case(HierarchicalRing(), "grids", EVEN_GRIDS, grouped=False),

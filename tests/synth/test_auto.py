@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import jaxcoll as jc
 from jaxcoll.bounds import ideal
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, TopologyError
 from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import (
@@ -19,14 +21,17 @@ from jaxcoll.synth import (
     SYNTHESIZERS,
     Bucket,
     Direct,
+    Exchange,
     ForestColl,
+    JointTrees,
+    MinCongestion,
     Portfolio,
     Ring,
     Swing,
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.auto import _Climb, chosen_by_auto
+from jaxcoll.synth.auto import _Climb, _Race, chosen_by_auto
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.topologies import (
     dgx_a100,
@@ -412,6 +417,65 @@ def test_the_climb_ends_with_its_counts_and_with_a_first_refusal():
     climb = _Climb(Ring(), range(1, 5))
     climb.record(1, None)
     assert climb.left == []
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "all_gather", "reduce_to_some", "broadcast"])
+@pytest.mark.parametrize("ranks", [512, 2048])
+def test_no_candidate_has_more_chunks_than_are_listed(kind, ranks):
+    problem = Problem(torus(ranks // 32, 32), Collective(kind, ranks), nbytes=MIB)
+    for maker in (Direct(), Exchange(), MinCongestion(), JointTrees(), Ring()):
+        counts = [count for series in maker.worth_trying(problem) for count in series]
+        assert counts
+        for count in counts:
+            problem.with_chunks(count)  # refuses what is not listed
+
+
+def test_a_candidate_that_refuses_to_count_its_work_is_left_out():
+    network = jc.topologies.dgx1()
+    with pytest.raises(TopologyError, match="exchange needs a network"):
+        Exchange().work(Problem(network, Collective("all_to_all", 8)))
+    with pytest.raises(CollectiveError, match=r"no candidate.*exchange needs a network"):
+        synthesize(network, "all_to_all", Portfolio(names=("exchange",)), nbytes=MIB)
+    both = Portfolio(names=("exchange", "direct"))
+    assert synthesize(network, "all_to_all", both, nbytes=MIB).num_sends == 8 * 7
+
+
+def left_out(topology, most, **fields):
+    """The race of a broadcast in which one candidate is tried, and others are too much work."""
+    race = _Race(
+        Portfolio(MIB, **fields),
+        Problem(topology, Collective("all_gather", topology.num_ranks)),
+        None,
+    )
+    race.run(_Climb(Direct(), (1,)), ignore_work_limit=True)
+    race.work = most
+    for maker in (Bucket(), Ring()):
+        race.run(_Climb(maker, (1,)))
+    return race
+
+
+def test_what_was_left_out_is_told_where_the_answer_is_far_from_the_bound():
+    large = torus(12, 12)
+    with pytest.warns(
+        SearchWarning, match=r"of direct, takes \d.* the bound. bucket, ring may"
+    ) as seen:
+        left_out(large, 1).certified()
+    assert "synthesizer='bucket'" in str(seen[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        left_out(large, 2**30).certified()  # all were tried
+        left_out(torus(4, 4), 1).certified()  # few ranks
+        left_out(large, 1, work=2**30).certified()  # the limit is the user's
+
+
+def test_what_takes_long_is_not_tried_where_little_is_left_to_gain():
+    race, climb = left_out(torus(12, 12), 2**30), _Climb(Swing(), (1,))
+    race.bound = race.seconds / 1.04
+    assert race._may_win(climb, race.seconds)
+    race.works[Swing(), 1] = 2**22
+    assert not race._may_win(climb, race.seconds)
+    race.bound = race.seconds / 1.06
+    assert race._may_win(climb, race.seconds)
 
 
 def test_what_costs_little_is_tried_all_the_same():

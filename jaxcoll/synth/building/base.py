@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Sequence
 from typing import ClassVar, Self, final
@@ -21,7 +22,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import Kind, those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
@@ -157,9 +158,6 @@ DOUBLINGS = tuple(2**i for i in range(9))
 ALL_PIECES = 2**16
 # Work of a send in a message of many shards, relative to a send by itself.
 IN_BLOCKS = 0.25
-# A shard has at most so many: the optimum of a network without structure may need more trees.
-_MOST_CHUNKS = 4096
-
 Counts = tuple[int, ...]
 # The series of an algorithm that more chunks than one only make slower.
 ONE_CHUNK: tuple[Counts, ...] = ((1,),)
@@ -190,6 +188,8 @@ class Synthesizer(abc.ABC):
         hop_work: instead, work per link crossed, where chunks go between any ranks and each is
             simulated on every link of its path.
         put_off: by how much its work counts more than it is in the order in which auto tries.
+        most_chunks: chunks of a shard that are worth trying at most; the optimum of a network
+            without structure may need more trees.
         counts_are_costly: whether auto tries every second of its counts of chunks alone.
     """
 
@@ -202,6 +202,7 @@ class Synthesizer(abc.ABC):
     send_work: ClassVar[float] = 1.0
     hop_work: ClassVar[float | None] = None
     put_off: ClassVar[float] = 1.0
+    most_chunks: ClassVar[int] = 4096
     counts_are_costly: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -258,22 +259,33 @@ class Synthesizer(abc.ABC):
         return self.send_work * problem.sends
 
     @final
+    def work_if_defined(self, problem: Problem) -> tuple[float, str]:
+        """``work``, and ""; where it is not defined, off a grid say, infinity, and why."""
+        try:
+            return self.work(problem), ""
+        except JaxcollError as error:
+            return math.inf, str(error)
+
+    @final
     def with_nbytes(self, nbytes: Number) -> Self:
         """Itself for a buffer of so many bytes per rank, where it has a field for them."""
         return dataclasses.replace(self, nbytes=float(nbytes)) if self.has_nbytes else self
 
     @final
     def worth_trying(self, problem: Problem) -> tuple[Counts, ...]:
-        """The ``chunk_counts`` up to 4,096; only 1 where it is not defined for the problem."""
+        """The ``chunk_counts`` that can be listed; only 1 where it is not defined."""
+        most = min(self.most_chunks, problem.collective.most_chunks)
         if self._leaves_out(problem.collective.traits):
-            series = self.worth_trying(_for_all(problem))
             ranks = max(map(len, problem.collective.groups))
-            return tuple(tuple(ranks * count for count in counts) for counts in series)
-        try:
-            series = self.chunk_counts(problem)
-        except (CollectiveError, TopologyError):
-            return ONE_CHUNK
-        few = (tuple(count for count in counts if count <= _MOST_CHUNKS) for counts in series)
+            series = self.worth_trying(_for_all(problem))
+            series = tuple(tuple(ranks * count for count in counts) for counts in series)
+            most = problem.collective.most_chunks
+        else:
+            try:
+                series = self.chunk_counts(problem)
+            except (CollectiveError, TopologyError):
+                return ONE_CHUNK
+        few = (tuple(count for count in counts if count <= most) for counts in series)
         return tuple(counts for counts in few if counts) or ONE_CHUNK
 
     # ------------------------------------------------------------------ the way to a schedule

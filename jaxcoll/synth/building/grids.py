@@ -167,16 +167,21 @@ def dimension_patterns(
     found = {}
     for dim in dims:
         side = rank_grid.grid.shape[dim]
-        hops = _routes(topology, rank_grid, dim, direct(side)).hops
-        # Hops, and not the name of the construction: a line behind one switch is like a fully
-        # connected one, whatever made the network.
-        if (hops == hops[0]).all():
+        if is_all_at_once(topology, rank_grid, dim):
             found[dim] = direct(side)
         elif close or rank_grid.grid.wrap[dim]:
             found[dim] = circle(side, both_ways=True)
         else:
             found[dim] = line(side)
     return found
+
+
+def is_all_at_once(topology: Topology, rank_grid: RankGrid, dim: int) -> bool:
+    """Whether the ranks of a line are equally far from one another, so that all send to all."""
+    # Hops, and not the name of the construction: a line behind one switch is like a fully connected
+    # one, whatever made the network.
+    hops = _routes(topology, rank_grid, dim, direct(rank_grid.grid.shape[dim])).hops
+    return bool((hops == hops[0]).all())
 
 
 def dimension_bandwidth(

@@ -301,19 +301,30 @@ class Direct(Synthesizer):
     put_off: ClassVar[float] = LAST
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        n = topology.num_ranks
-        chunks, ranks = [], []
-        for g, group in enumerate(collective.groups):
-            members = np.asarray(group)
-            listed = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
-            wants = collective.wants(members, listed[:, None])
-            i, j = np.nonzero(wants & ~collective.holds(members, listed[:, None]))
-            chunks.append(listed[i])
-            ranks.append(members[j])
-        chunk, dst = np.concatenate(chunks), np.concatenate(ranks)
-        src = collective.ends(collective.traits.before)[chunk].astype(np.int64)
+        n, kind = topology.num_ranks, collective.traits
+        src = collective.ends(kind.before).astype(np.int64)
+        if kind.moves:
+            dst = collective.ends(kind.after).astype(np.int64)
+            chunk = np.flatnonzero(src != dst)
+            dst = dst[chunk]
+        else:
+            chunk, dst = _wanted(collective)
+        src = src[chunk]
         # Sends of a step are served in order on a link. By distance first, so that at any time
         # all ranks send to different ones; by destination, all would queue for rank 0 first.
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]
         return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)
+
+
+def _wanted(collective: Collective) -> tuple[np.ndarray, np.ndarray]:
+    """Every chunk and every rank that wants it and does not hold it."""
+    chunks, ranks = [], []
+    for g, group in enumerate(collective.groups):
+        members = np.asarray(group)
+        listed = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+        wants = collective.wants(members, listed[:, None])
+        i, j = np.nonzero(wants & ~collective.holds(members, listed[:, None]))
+        chunks.append(listed[i])
+        ranks.append(members[j])
+    return np.concatenate(chunks), np.concatenate(ranks)

@@ -119,7 +119,10 @@ class Tacos(Synthesizer):
         return ((1, 2, 3, 4, 8, 16),)
 
     def work(self, problem: Problem) -> float:
-        """Sends matched in all attempts, of every degree of unwound switches."""
+        """Sends matched in all attempts, of every degree of unwound switches, and links looked at.
+
+        Behind a switch that joins many ranks there are more links than sends of a broadcast.
+        """
         topology, sends = problem.topology, float(problem.sends)
         is_moved = problem.collective.traits.moves
         if is_moved:
@@ -132,7 +135,11 @@ class Tacos(Synthesizer):
             matched = self.attempts * sends
         if topology.is_homogeneous and self.aggregate == 1 and not is_moved:
             return _IN_STEP * matched
-        return _MATCHED * matched * (1 if topology.is_direct else _UNWOUND * len(degrees(topology)))
+        if topology.is_direct:
+            return _MATCHED * matched
+        unwound = degrees(topology)
+        looked_at = topology.num_ranks * sum(unwound) * matched / max(sends, 1.0)
+        return _MATCHED * matched * _UNWOUND * len(unwound) + looked_at
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""

@@ -11,7 +11,6 @@ import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.synth import Bucket, Direct, Rhd, VanDeGeijn
-from jaxcoll.synth.auto import chosen_by_auto
 
 MIB = 2**20
 
@@ -56,10 +55,13 @@ def seconds_by_auto(kind: str) -> float:
 
 @pytest.mark.parametrize(("kind", "dual"), [("broadcast", "scatter"), ("reduce", "gather")])
 @pytest.mark.in_every_run("broadcast-scatter")
-def test_auto_takes_it_for_mid_sizes_on_many_hosts(kind, dual):
-    """1 MiB on 16 hosts of 4: trees take 75 us, a scatter and an all_gather 31."""
-    schedule = jc.synthesize(HOSTS, kind, nbytes=MIB)
-    assert chosen_by_auto(schedule) == "van_de_geijn"
+def test_it_is_fast_for_mid_sizes_on_many_hosts(kind, dual):
+    """1 MiB on 16 hosts of 4: trees of ranks take 75 us, a scatter and an all_gather 26, and the
+    default, which tries both, takes trees of hosts of 21.5.
+    """
+    schedule = jc.synthesize(HOSTS, kind, "van_de_geijn", nbytes=MIB)
+    default = jc.synthesize(HOSTS, kind, nbytes=MIB)
+    assert jc.simulate(default, MIB).time < jc.simulate(schedule, MIB).time
     together = seconds_by_auto(dual) + seconds_by_auto("all_gather")
     trees = jc.synthesize(HOSTS, kind, "forestcoll", nbytes=MIB)
     assert jc.simulate(schedule, MIB).time < min(together, jc.simulate(trees, MIB).time / 2.5)

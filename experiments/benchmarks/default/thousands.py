@@ -1,0 +1,99 @@
+"""The default at 256, 1,024 and 4,096 ranks: time over the bound, CPU seconds and memory.
+
+A row for every network, collective and size, printed as it comes, each in a process of its own: the
+memory is the most that the process ever had. CPU seconds are those of ``jc.synthesize``, with its
+proof. A case that is refused, or takes more than its seconds on the clock, has a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.timing import cpu_timed, report
+from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.errors import JaxcollError, SearchWarning
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import synthesize
+from jaxcoll.synth.auto import chosen_by_auto
+from jaxcoll.topology import Topology
+
+RANKS = (256, 1024, 4096)
+NETWORKS: Mapping[str, Callable[[int], Topology]] = {
+    "dgx-h100": lambda n: topologies.dgx_h100(n // 8),
+    "dgx-a100": lambda n: topologies.dgx_a100(n // 8),
+    "rails": lambda n: topologies.multi_rail(n // 8, 8),
+    "torus-2d": lambda n: topologies.torus(round(n**0.5), round(n**0.5)),
+    "torus-unequal": lambda n: topologies.torus(round(n**0.5) // 2, round(n**0.5) * 2),
+    "dragonfly": lambda n: topologies.dragonfly(round(n**0.5), round(n**0.5)),
+    "fat-tree": lambda n: topologies.fat_tree(4, {256: 4, 1024: 5, 4096: 6}[n]),
+}
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce")
+SIZES = {"1 KiB": 2**10, "1 MiB": 2**20, "64 MiB": 2**26, "1 GiB": 2**30}
+
+
+def measure(network: str, ranks: int, kind: str, size: str) -> dict[str, Any]:
+    """The row of one case, in this process."""
+    topology, nbytes = NETWORKS[network](ranks), SIZES[size]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", SearchWarning)
+        try:
+            schedule, spent = cpu_timed(lambda: synthesize(topology, kind, nbytes=nbytes))
+        except JaxcollError as error:
+            return {"refused": str(error)[:100]}
+    seconds = simulate(schedule, nbytes).time
+    least = bound(topology.forwarding_only(), kind, nbytes).time
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "/ bound": seconds / least,
+        "us": seconds * 1e6,
+        "took": chosen_by_auto(schedule),
+        "chunks": schedule.collective.chunks_per_shard,
+        "CPU s": spent,
+        "GiB": peak / 2**30,
+        "warned": any(issubclass(each.category, SearchWarning) for each in seen),
+    }
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for every case, measured in a process of its own."""
+    cases = (
+        (network, ranks, kind, size)
+        for ranks in options.ranks
+        for network in options.networks
+        for kind in options.collectives
+        for size in options.sizes
+    )
+    for case in cases:
+        command = [sys.executable, "-m", __spec__.name, *map(str, case)]
+        row = dict(zip(("network", "ranks", "collective", "size"), case, strict=True))
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=options.seconds, check=True
+            )
+            yield row | json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            yield row | {"refused": f"took more than {options.seconds:g} s"}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="thousands", description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", choices=RANKS, default=RANKS[:2])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["64 MiB"])
+    parser.add_argument("--seconds", type=float, default=600.0, help="of a row (%(default)s)")
+    report("thousands", rows(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    _network, _ranks, _kind, _size = sys.argv[1:]
+    print(json.dumps(measure(_network, int(_ranks), _kind, _size)))

@@ -1,0 +1,217 @@
+"""Exchange: an all_to_all dimension by dimension, whose messages carry what goes the same way.
+
+On a grid of 2 x 4 every rank has a chunk for each of 7 others. Along its row it sends each of 3
+ranks the 2 chunks for that rank's column, and along the columns each then passes on those for the
+other rank of its column: 4 messages in place of 7, and no link carries more than it must, since
+along a line every message takes the shortest way. While rows are at work columns would idle, so
+half of the chunks go along columns first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.grid import Grid
+from jaxcoll.kinds import those
+from jaxcoll.numerics.ragged import take_rows
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import IN_BLOCKS, SOON, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.grids import (
+    RankGrid,
+    group_dimensions,
+    is_all_at_once,
+    rank_grid_of,
+)
+from jaxcoll.topology import Topology
+
+_TURNS = 24  # in which chunks are dealt to orders of dimensions
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange(Synthesizer):
+    """All-to-all along one dimension after another, whatever goes the same way in one message.
+
+    The multiphase exchange of Bokhari, "Multiphase complete exchange on a circuit switched
+    hypercube" (ICPP 1991), with direct exchanges along every line. In phase i a rank sends to every
+    other rank of its line all that it holds for ranks with that one's coordinate. Chunks are dealt
+    to as many orders of the dimensions as there are, each with another one first, so that all are
+    at work. Along rings the shorter way round is taken, to the rank opposite by every second rank
+    upwards; the longest ways leave first, so that links do not wait for chunks to forward.
+
+    A chunk is sent at most once per dimension, which keeps schedules of thousands of ranks small.
+    Networks and groups must be grids, as for ``BlueConnect``.
+    """
+
+    name: ClassVar[str] = "exchange"
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
+    series: ClassVar[tuple[Counts, ...]] = ((1, 2, 4, 8),)
+    put_off: ClassVar[float] = SOON
+
+    def work(self, problem: Problem) -> float:
+        """A send per dimension, in messages of many chunks.
+
+        Raises:
+            TopologyError: the network is not a grid.
+        """
+        grid = rank_grid_of(problem.topology, self.name).grid
+        dimensions = sum(side > 1 for side in grid.shape)
+        return 2 * IN_BLOCKS * dimensions * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not subgrids of this grid.
+        """
+        rank_grid = rank_grid_of(topology, self.name)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        pair, edges = _edges(topology, rank_grid, dims)
+        seconds = _seconds(topology, rank_grid, dims, edges)
+        chunk, step, at = _sends(rank_grid, dims, seconds, collective)
+        edge = np.searchsorted(pair, at)
+        # The longest ways first: chunks to forward then arrive while a link serves its own. Of
+        # equal ones to the next rank first, so that at any time all send to different ones.
+        ahead = (edges.dst - edges.src) % topology.num_ranks
+        place = np.empty(len(edges), np.int64)
+        place[np.lexsort((ahead, -edges.hops))] = np.arange(len(edges))
+        order = np.lexsort((chunk, place[edge], step))
+        return Schedule.from_sends(
+            topology, collective, step[order], edge[order], chunk[order], edges=edges
+        )
+
+
+def _sends(
+    rank_grid: RankGrid, dims: tuple[int, ...], seconds: np.ndarray, collective: Collective
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Chunk, phase and pair of ranks (src * ranks + dst) of every send.
+
+    Args:
+        seconds: see ``_seconds``.
+    """
+    grid, ranks, traits = rank_grid.grid, rank_grid.ranks, collective.traits
+    index = _index_of(rank_grid)
+    src, dst = (index[collective.ends(end)] for end in (traits.before, traits.after))
+    chunk = np.flatnonzero(src != dst)
+    src, dst = src[chunk], dst[chunk]
+    # Which dimension comes first: dealt so that each has its share of what goes from a rank to the
+    # ranks beyond another, and of what comes.
+    across, deal = grid.coordinates()[:, list(dims)].sum(axis=1), _deal(seconds)
+    turn = deal[(across[src] + across[dst] + chunk % collective.chunks_per_shard) % len(deal)]
+    stride, side = _strides(grid), np.asarray(grid.shape)
+    phases = []
+    for phase in range(len(dims)):
+        dim = np.asarray(dims)[(turn + phase) % len(dims)]
+        here, there = (at // stride[dim] % side[dim] for at in (src, dst))
+        to = src + (there - here) * stride[dim]
+        goes = np.flatnonzero(here != there)
+        pair = ranks[src[goes]] * grid.size + ranks[to[goes]]
+        phases.append((chunk[goes], np.full(len(goes), phase), pair))
+        src = to
+    chunk, step, pair = (np.concatenate(columns) for columns in zip(*phases, strict=True))
+    return chunk, step, pair
+
+
+def _deal(seconds: np.ndarray) -> np.ndarray:
+    """The dimension that chunks go along first, by turns: more often one of fewer seconds.
+
+    A dimension of half the seconds takes twice the chunks: the first phase ends everywhere at once,
+    and the slowest one is at work from the first moment to the last.
+    """
+    share = 1 / seconds / (1 / seconds).sum()
+    turns, dealt = [], np.zeros(len(seconds))
+    for turn in range(1, _TURNS + 1):
+        turns.append(int((share * turn - dealt).argmax()))
+        dealt[turns[-1]] += 1
+    return np.asarray(turns)
+
+
+def _seconds(
+    topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...], edges: Edges
+) -> np.ndarray:
+    """Seconds for which all chunks, of one byte each, occupy the busiest link of every dimension.
+
+    Args:
+        edges: see ``_edges``.
+    """
+    grid, seconds = rank_grid.grid, []
+    at = grid.coordinates()[_index_of(rank_grid)]
+    along = np.repeat((at[edges.src] != at[edges.dst]).argmax(axis=1), edges.hops)
+    for dim in dims:
+        load = np.bincount(edges.path_link[along == dim], minlength=topology.num_links)
+        seconds.append((load / topology.bandwidth).max() / grid.shape[dim])
+    return np.asarray(seconds)
+
+
+def _index_of(rank_grid: RankGrid) -> np.ndarray:
+    """The index in the grid of every rank."""
+    index = np.empty(rank_grid.grid.size, np.int64)
+    index[rank_grid.ranks] = np.arange(len(index))
+    return index
+
+
+def _strides(grid: Grid) -> np.ndarray:
+    """By how much the index grows along each dimension; the last one is the innermost."""
+    return np.cumprod((1, *grid.shape[:0:-1]))[::-1]
+
+
+def _edges(
+    topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...]
+) -> tuple[np.ndarray, Edges]:
+    """Paths between all ranks that differ in one of the dimensions; their pairs, ascending."""
+    grid, ranks = rank_grid.grid, rank_grid.ranks
+    coordinates, index = grid.coordinates(), np.arange(grid.size)[:, None]
+    pairs, hops, links = [], [], []
+    for dim in dims:
+        side, here = grid.shape[dim], coordinates[:, dim, None]
+        there = (here + np.arange(1, side)) % side
+        to = index + (there - here) * int(_strides(grid)[dim])
+        start, here, there = (a.ravel() for a in np.broadcast_arrays(index, here, there))
+        src, dst = ranks[start], ranks[to.ravel()]
+        if is_all_at_once(topology, rank_grid, dim):
+            routes = shortest_routes(topology, src, dst)
+            ptr, path = routes.path_ptr, routes.path_link
+        else:
+            ptr, path = _around(topology, rank_grid, dim, start, here, there)
+        pairs.append(src * grid.size + dst)
+        hops.append(np.diff(ptr))
+        links.append(path)
+    ptr = np.concatenate([[0], *hops]).cumsum()
+    pair = np.concatenate(pairs)
+    order = np.argsort(pair)
+    return pair[order], Edges.along(topology, *take_rows(ptr, np.concatenate(links), order))
+
+
+def _around(
+    topology: Topology,
+    rank_grid: RankGrid,
+    dim: int,
+    index: np.ndarray,
+    here: np.ndarray,
+    there: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The links from neighbour to neighbour along a ring, the shorter way round, or a line.
+
+    Args:
+        index: of the grid, where each path starts; ``here`` is its coordinate, ``there`` the end's.
+    """
+    grid, ranks = rank_grid.grid, rank_grid.ranks
+    side, stride = grid.shape[dim], int(_strides(grid)[dim])
+    up, is_ring = (there - here) % side, grid.wrap[dim]
+    upwards = (2 * up < side) | ((2 * up == side) & (here % 2 == 0)) if is_ring else there > here
+    count = np.where(upwards, up, side - up)
+    # Every step of every path, and the route of the two neighbours it joins.
+    ptr = np.concatenate([[0], np.cumsum(count)])
+    done = np.arange(ptr[-1]) - np.repeat(ptr[:-1], count)
+    way, start = np.repeat(np.where(upwards, 1, -1), count), np.repeat(here, count)
+    base = np.repeat(index - here * stride, count)
+    src, dst = (base + (start + way * (done + more)) % side * stride for more in (0, 1))
+    key, step = np.unique(ranks[src] * grid.size + ranks[dst], return_inverse=True)
+    routes = shortest_routes(topology, key // grid.size, key % grid.size)
+    links, path = routes.paths_of(step)
+    return links[ptr], path

@@ -1,0 +1,241 @@
+"""Striped trees: a broadcast over low trees, in only one of which a host sends on to other hosts.
+
+Down one tree with two children per host every inner host sends all data twice, and leaves send
+nothing. So the data are cut in stripes with a tree each, and the hosts inside one tree are leaves
+of all others: with two trees of two children each, every host sends two halves. Such trees are low,
+where a chain through the hosts is as long as they are many.
+
+From host 0 to seven others with two children: 1, 3, 5 and 7 are inside the first tree, 2, 4 and 6
+inside the second. Both are four links high, a chain is seven.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.paths import shortest_routes
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer, mean_hops
+from jaxcoll.synth.building.circles import ranks_per_host
+from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+# Ranks up to which the trees of ``ForestColl``, which fill links better, are low enough.
+_FEW_RANKS = 64
+# Pieces of all stripes of an index: what more of them gain is soon known, so that few are tried.
+_PIECES = (1, 16, 128, 384, 768)
+_DEGREES = range(2, 17)
+
+
+@dataclasses.dataclass(frozen=True)
+class StripedTrees(Synthesizer):
+    """Broadcast over trees of hosts, interior-disjoint, one for each rank of a host and stripe.
+
+    SplitStream (Castro et al., "SplitStream: high-bandwidth multicast in cooperative environments",
+    SOSP 2003) between hosts, along rails: the trees of index i join the ranks i of all hosts, so
+    that every port of a host is in use, and each of these ranks passes its stripe on to the others
+    of its host. The root's host gets its share of every stripe from the root; of the stripes
+    of the root's own index it is spread over several ranks, so that the root does not send it to
+    all. Hosts are those of ``HierarchicalTree``, of consecutive ranks.
+
+    Attributes:
+        degree: stripes per rank of a host, and children of a host in the tree it is inside of; of 2
+            to 16 the one that delays the last piece least when omitted.
+        inner: ranks per host; read off the network when omitted, 1 where it has no hosts.
+        nbytes: bytes of the buffer that the degree is chosen for.
+
+    Raises:
+        CollectiveError: a field out of range.
+    """
+
+    degree: int | None = None
+    inner: int | None = None
+    nbytes: float = BUCKET_BYTES
+
+    name: ClassVar[str] = "striped_trees"
+    kinds: ClassVar[frozenset[str]] = frozenset({"broadcast"})
+    has_nbytes: ClassVar[bool] = True
+    most_chunks: ClassVar[int] = 2**13
+    put_off: ClassVar[float] = SOON
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
+        checks.integer_fields(self, CollectiveError, "degree", "inner", or_none=True)
+
+    def may_win(self, problem: Problem) -> bool:
+        """Where there are switches between so many ranks that other trees are high."""
+        return problem.topology.num_ranks > _FEW_RANKS and not problem.topology.is_direct
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Multiples of the trees."""
+        inner, degree = self._shape(problem.topology)
+        return (tuple(inner * degree * -(-pieces // degree) for pieces in _PIECES),)
+
+    def work(self, problem: Problem) -> float:
+        """Every send is put in order and simulated on each link of its path."""
+        return max(1.0, mean_hops(problem.topology) / 2) * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            CollectiveError: groups.
+            TopologyError: hosts that do not divide the ranks.
+        """
+        check_everyone(collective, self.name)
+        chunks = collective.chunks_per_shard
+        flow = self.flow(topology, collective.root_of(collective.groups[0]), chunks)
+        return flow.to_schedule(chunks // flow.k, collective=collective)
+
+    def flow(self, topology: Topology, root: int, chunks: int | None = None) -> TreeFlow:
+        """The trees of a root, each with the same part of the data.
+
+        Args:
+            chunks: that the trees share evenly: of chunks that all do not divide, fewer take them.
+
+        Raises:
+            TopologyError: hosts that do not divide the ranks.
+        """
+        n, (inner, degree) = topology.num_ranks, self._shape(topology)
+        stripes = interior_disjoint(n // inner, degree)
+        parents = [
+            _of_ranks(above, inner, rail, root, turn)
+            for turn, above in enumerate(stripes)
+            for rail in range(inner)
+        ]
+        if chunks is not None:
+            parents = parents[:: len(parents) // math.gcd(chunks, len(parents))]
+        src, dst = (np.concatenate(ends) for ends in zip(*map(_downwards, parents), strict=True))
+        key, edge = np.unique(src * n + dst, return_inverse=True)
+        count = len(parents)
+        made = TreeFlow(
+            topology,
+            k=count,
+            shard=tuple(count * (rank == root) for rank in range(n)),
+            root=np.full(count, root, np.int32),
+            weight=np.ones(count, np.int64),
+            edges=shortest_routes(topology, key // n, key % n),
+            tree_ptr=np.arange(count + 1) * (n - 1),
+            edge=edge.astype(np.int32),
+            inverse=Fraction(1),
+        )
+        claims = {"k": count, "height": made.height}
+        return dataclasses.replace(made, inverse=made.slowest_link(), certificate=claims)
+
+    def _shape(self, topology: Topology) -> tuple[int, int]:
+        """Ranks per host and the degree.
+
+        Raises:
+            TopologyError: hosts that do not divide the ranks.
+        """
+        try:
+            inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
+        except TopologyError:
+            inner = 1
+        if topology.num_ranks % inner:
+            raise TopologyError(
+                f"{self.name} takes hosts of {inner} ranks, which does not divide the "
+                f"{topology.num_ranks} of {topology}; give another inner="
+            )
+        most = max(topology.num_ranks // inner - 1, 1)  # more trees would have no host inside
+        if self.degree is None and most > 1:
+            return inner, min(lowest_delay(topology, inner, self.nbytes), most)
+        return inner, min(self.degree or 1, most)
+
+
+def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
+    """The degree with which the last piece comes soonest, after the time of all data.
+
+    It waits at every host inside its tree for the same piece to leave to all children, and crosses
+    the network. More children wait longer, in fewer hosts one after another.
+    """
+    hosts = topology.num_ranks // inner
+    route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, inner, np.int32)).path(0)
+    links = np.asarray(route)
+    seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES[-1]
+    delays = {
+        degree: max(_depths(tree).max() for tree in interior_disjoint(hosts, degree))
+        * (topology.alpha[links].sum() + (degree + 1) * seconds)
+        for degree in _DEGREES[: hosts - 1]
+    }
+    return min(delays, key=lambda degree: delays[degree])
+
+
+def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
+    """Trees from host 0, as the host above each (-1 of host 0); every host is inside one of them.
+
+    Host v is inside tree (v - 1) mod ``degree``, with as many children. Where hosts do not divide
+    evenly some trees have no place for all leaves: these go to hosts that have a child less.
+
+    Args:
+        hosts: more than ``degree``, so that every tree has a host inside.
+    """
+    host, spare = np.arange(hosts), np.full(hosts, degree)
+    trees, left = [], []
+    for tree in range(degree):
+        parent, is_inside = np.full(hosts, -1), (host - 1) % degree == tree
+        inside, leaves = (host[1:][which[1:]] for which in (is_inside, ~is_inside))
+        # From the root down, all inner hosts before any leaf: the lowest tree there is. Of leaves
+        # the last first: the last inside their own trees have fewer children, and places for more.
+        order = np.concatenate([inside, leaves[::-1]])
+        above = np.append(0, np.repeat(inside, degree))[: len(order)]
+        parent[order[: len(above)]] = above
+        np.subtract.at(spare, above, 1)
+        trees.append(parent)
+        left.append(order[len(above) :].tolist())
+    for parent, rest in zip(trees, left, strict=True):
+        depth = _depths(parent)
+        depth[rest] = hosts
+        for v in rest:
+            u = int(np.where((spare > 0) & (depth < hosts), depth, hosts).argmin())
+            parent[v], depth[v], spare[u] = u, depth[u] + 1, spare[u] - 1
+    return trees
+
+
+def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
+    """The rank above each, in the tree of one index of the hosts and a stripe; -1 of the root.
+
+    Args:
+        above: the host above each host in a tree of hosts; host 0 stands for the root's.
+        turn: by which ranks of the root's host take turns.
+    """
+    hosts = len(above)
+    first = (root // inner + np.arange(hosts)) % hosts * inner
+    parent = np.empty(hosts * inner, np.int64)
+    parent.reshape(hosts, inner)[:] = np.arange(hosts)[:, None] * inner + rail
+    parent[first[1:] + rail] = first[above[1:]] + rail
+    head = first[0] + rail
+    parent[head] = root
+    if head == root:
+        # The root sends its own index's stripes to two, and each of these to three others: to all
+        # it would send nearly twice what comes into any host.
+        others = first[0] + np.arange(inner)
+        others = np.roll(others[others != root], turn)
+        parent[others[:2]] = root
+        parent[others[2:]] = others[np.arange(len(others[2:])) // 3]
+    parent[root] = -1
+    return parent
+
+
+def _downwards(parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The edges of a tree from above, each after the one into its start."""
+    order = np.argsort(_depths(parent), kind="stable")[1:]
+    return parent[order], order
+
+
+def _depths(parent: np.ndarray) -> np.ndarray:
+    """Edges from the place above each that has no parent, int64 of shape (places,)."""
+    depth, at = np.zeros(len(parent), np.int64), np.arange(len(parent))
+    while (parent[at] >= 0).any():
+        depth += parent[at] >= 0
+        at = np.where(parent[at] >= 0, parent[at], at)
+    return depth

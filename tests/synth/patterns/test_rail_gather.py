@@ -1,0 +1,71 @@
+"""Rail gather: a shard enters a host once, along its rail, and is passed on within the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import RailGather, synthesize
+from jaxcoll.synth.building.base import Problem
+
+
+@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 3), st.integers(1, 9))
+def test_shards_enter_hosts_once_and_stay_on_their_rails(hosts, inner, chunks, parts):
+    topology = topologies.multi_rail(hosts, inner)
+    schedule = synthesize(topology, "all_gather", RailGather(parts), chunks=chunks)
+    between = schedule.src // inner != schedule.dst // inner
+    assert (schedule.src[between] % inner == schedule.dst[between] % inner).all()
+    assert between.sum() == topology.num_ranks * (hosts - 1) * chunks
+    assert schedule.num_sends == topology.num_ranks * (topology.num_ranks - 1) * chunks
+    assert schedule.num_steps <= 1 + parts
+
+
+def test_a_rank_sends_no_two_messages_to_a_host_at_a_time_and_none_meets_another():
+    schedule = synthesize(topologies.multi_rail(5, 3), "all_gather", RailGather(), chunks=1)
+    first = schedule.step == 0
+    ahead = (schedule.dst[first] - schedule.src[first]) % 15
+    for rank in range(15):
+        along = [int(a) for a in ahead[schedule.src[first] == rank] if a % 3 == 0]
+        assert along == sorted(along) == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("topology", [topologies.dgx_h100(32), topologies.multi_rail(32, 8)])
+def test_on_many_hosts_it_is_near_the_bound(topology, kind):
+    schedule = synthesize(topology, kind, RailGather(), chunks=1)
+    least = bound(topology.forwarding_only(), kind, 2**26).time
+    assert simulate(schedule, 2**26).time <= 1.08 * least
+
+
+def test_parts_are_of_shards_that_come_one_after_another():
+    schedule = synthesize(topologies.multi_rail(9, 2), "all_gather", RailGather(parts=4), chunks=1)
+    owner = schedule.collective.owner[schedule.chunk]
+    within = schedule.src // 2 == schedule.dst // 2
+    for step in range(1, 5):
+        behind = np.unique((schedule.src - owner)[within & (schedule.step == step)] // 2 % 9)
+        assert behind.tolist() == [2 * step - 1, 2 * step]
+
+
+def test_the_default_tries_it_on_many_ranks():
+    few, many = (
+        Problem(topologies.dgx_h100(hosts), Collective("all_gather", 8 * hosts)) for hosts in (8, 9)
+    )
+    assert not RailGather().may_win(few)
+    assert RailGather().may_win(many)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(TopologyError, match="hosts of 5 ranks, which does not divide the 16"):
+        synthesize(topologies.dgx_h100(2), "all_gather", RailGather(inner=5))
+    with pytest.raises(CollectiveError, match="parts must be an integer of at least 1"):
+        RailGather(parts=0)
+    groups = [range(8), range(8, 16)]
+    with pytest.raises(CollectiveError, match="rail_gather is defined for all ranks at once"):
+        synthesize(topologies.dgx_h100(2), "all_gather", RailGather(), groups=groups)

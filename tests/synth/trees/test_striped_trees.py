@@ -1,0 +1,97 @@
+"""Striped trees: every host sends on in one tree only, and as much as it receives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.bounds.throughput import optimum
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.synth import StripedTrees, synthesize
+from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.trees.striped_trees import interior_disjoint
+
+
+@given(st.integers(2, 60), st.data())
+def test_trees_span_all_hosts_and_no_host_sends_more_than_it_receives(hosts, data):
+    degree = data.draw(st.integers(1, min(hosts - 1, 16)))
+    children = np.zeros(hosts, np.int64)
+    for parent in interior_disjoint(hosts, degree):
+        assert (parent[1:] >= 0).all()
+        assert parent[0] == -1
+        at = np.arange(hosts)
+        for _ in range(hosts):
+            at = np.where(parent[at] >= 0, parent[at], at)
+        assert (at == 0).all()
+        children += np.bincount(parent[1:], minlength=hosts)
+    assert (children <= degree).all()
+
+
+@given(st.integers(2, 6), st.integers(1, 4))
+def test_where_hosts_divide_evenly_they_are_inside_one_tree(degree, each):
+    hosts = 1 + degree * each
+    parents = interior_disjoint(hosts, degree)
+    inside = np.sum([np.isin(np.arange(hosts), tree) for tree in parents], axis=0)
+    assert (inside[1:] <= 1).all()
+
+
+@pytest.mark.parametrize("root", [0, 13, 31])
+@pytest.mark.parametrize(
+    "topology",
+    [topologies.dgx_h100(4), topologies.dgx_a100(5), topologies.multi_rail(4, 8)],
+    ids=str,
+)
+def test_on_hosts_with_a_port_per_rank_the_trees_are_as_fast_as_any(topology, root):
+    weights = [int(rank == root) for rank in range(topology.num_ranks)]
+    flow = StripedTrees(degree=3).flow(topology, root)
+    assert flow.check_load() == flow.inverse == optimum(topology, weights).inverse
+
+
+def test_trees_are_as_high_as_a_logarithm():
+    """A rank of the root's host, five levels of hosts, and the other ranks of the last."""
+    flow = StripedTrees(degree=2).flow(topologies.dgx_h100(32), 0)
+    assert flow.height <= 2 + math.ceil(math.log2(32))
+
+
+def test_without_hosts_every_rank_is_one():
+    flow = StripedTrees(degree=2).flow(topologies.dgx1(), 3)
+    assert flow.k == 2
+    assert flow.check_load() == flow.inverse
+
+
+def test_chunks_that_all_trees_do_not_divide_take_fewer():
+    for chunks, trees in ((1, 1), (12, 4), (16, 16), (32, 16)):
+        flow = StripedTrees(degree=2).flow(topologies.dgx_h100(4), 0, chunks)
+        assert flow.k == flow.num_trees == trees
+
+
+def test_little_data_takes_more_children_than_much():
+    topology = topologies.dgx_h100(128)
+    little, much = (StripedTrees(nbytes=nbytes)._shape(topology)[1] for nbytes in (1e3, 1e10))
+    assert little > much
+
+
+def test_reduce_is_the_broadcast_backwards():
+    topology = topologies.dgx_h100(3)
+    schedule = synthesize(topology, "reduce", StripedTrees(degree=2), chunks=16, root=5)
+    assert schedule.num_sends == 16 * (topology.num_ranks - 1)
+
+
+def test_the_default_tries_them_where_many_ranks_have_switches_between():
+    problem = [Problem(t, Collective("broadcast", t.num_ranks)) for t in (
+        topologies.dgx_h100(9), topologies.dgx_h100(8), topologies.torus(9, 9)
+    )]  # fmt: skip
+    assert [StripedTrees().may_win(each) for each in problem] == [True, False, False]
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(TopologyError, match="hosts of 5 ranks, which does not divide the 16"):
+        StripedTrees(inner=5).flow(topologies.dgx_h100(2), 0)
+    with pytest.raises(CollectiveError, match="degree must be an integer of at least 1"):
+        StripedTrees(degree=0)
