@@ -10,17 +10,21 @@
   (compiling for other machines), ``tune`` (choosing configurations by measured times).
 - For experts the modules under it, such as ``bounds``, ``simulation``, ``paths`` and ``errors``.
 
-Importing this package imports nothing but the standard library: every name is loaded when it is
-first used. NumPy, SciPy, networkx and Numba come with the first network or schedule, jax with the
-first function that runs schedules on devices.
+Importing this package imports nothing but the standard library, and ``jax_internals`` if jax is
+loaded already: every name is loaded when it is first used. NumPy, SciPy, networkx and Numba come
+with the first network or schedule, jax with the first function that runs schedules on devices.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
+
+if sys.modules.get("jax") is not None:
+    importlib.import_module("jaxcoll.jax_internals")
 
 # Quiet unless the program says otherwise: logging.basicConfig(level="INFO") shows what was chosen.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -32,6 +36,7 @@ _NAMES = {
     "collective": ("Collective",),
     "comparison": ("compare",),
     "errors": ("JaxcollError",),
+    "expectation": ("expect",),
     "execute": (
         "all_gather",
         "all_to_all",
@@ -53,6 +58,8 @@ _NAMES = {
         "use_topology",
     ),
     "execute.choice.measured_costs": ("measure_execution",),
+    "execute.links.probe": ("probe",),
+    "execute.links.trace": ("trace_links",),
     "mesh": ("axis_schedule", "reorder"),
     "schedule": ("Schedule",),
     "simulation": ("simulate",),
@@ -68,8 +75,8 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 _STARRED = ("synth", "topologies")
 _MODULES = (
     *("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune"),
-    *("bounds", "calibration", "compact", "comparison", "errors", "grid", "mesh"),
-    *("paths", "prove", "schedule", "simulation", "trees"),
+    *("bounds", "calibration", "compact", "comparison", "errors", "expectation", "grid"),
+    *("measured", "mesh", "paths", "prove", "schedule", "simulation", "trees", "validation"),
 )
 
 # Until 0.3: names that stood here up to 0.2, by the module that they are to be taken from.
@@ -124,9 +131,11 @@ if TYPE_CHECKING:
     from jaxcoll import errors as errors
     from jaxcoll import execute as execute
     from jaxcoll import executors as executors
+    from jaxcoll import expectation as expectation
     from jaxcoll import finder as finder
     from jaxcoll import grid as grid
     from jaxcoll import io as io
+    from jaxcoll import measured as measured
     from jaxcoll import mesh as mesh
     from jaxcoll import pages as pages
     from jaxcoll import paths as paths
@@ -137,6 +146,7 @@ if TYPE_CHECKING:
     from jaxcoll import topologies as topologies
     from jaxcoll import trees as trees
     from jaxcoll import tune as tune
+    from jaxcoll import validation as validation
     from jaxcoll.bounds import bound as bound
     from jaxcoll.calibration import calibrate as calibrate
     from jaxcoll.collective import Collective as Collective
@@ -161,6 +171,9 @@ if TYPE_CHECKING:
     from jaxcoll.execute import scatter as scatter
     from jaxcoll.execute import use_topology as use_topology
     from jaxcoll.execute.choice.measured_costs import measure_execution as measure_execution
+    from jaxcoll.execute.links.probe import probe as probe
+    from jaxcoll.execute.links.trace import trace_links as trace_links
+    from jaxcoll.expectation import expect as expect
     from jaxcoll.mesh import axis_schedule as axis_schedule
     from jaxcoll.mesh import reorder as reorder
     from jaxcoll.schedule import Schedule as Schedule

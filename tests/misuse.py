@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "calibrate": (
         jc.calibrate,
-        {"log": TIMES, "topology": RING, "collective": "all_gather", "least": 0},
+        {"log": TIMES, "topology": RING, "collective": "all_gather", "least": 0, "progress": None},
     ),
     "compare": (
         lambda **given: list(jc.compare(**given)),

@@ -13,11 +13,11 @@ from jaxcoll import JaxcollError, aot, draw, executors, finder, io, pages, tune
 from jaxcoll.links import capable_switches
 from jaxcoll.tune import nccl
 from tests import misuse
-from tests.misuse_of import plans, programs, tuning
+from tests.misuse_of import measuring, plans, programs, tuning
 
 CASES = {
     name: case
-    for part in (misuse, tuning, plans, programs)
+    for part in (misuse, measuring, tuning, plans, programs)
     for name, case in part.CASES.items()
 }  # fmt: skip
 # Their own network is refused, so that no hostile value can have a folder made.
@@ -33,6 +33,10 @@ RESULTS = {
     "jaxcoll.calibration": {"Calibration"},
     "jaxcoll.comparison": {"Compared"},
     "jaxcoll.execute": {"Explanation", "axis_index", "axis_size", "ppermute"},
+    # Rows of a table, which checks them.
+    "jaxcoll.measured": {"Curve", "Machine"},
+    "jaxcoll.expectation": {"Expectation", "Expected"},
+    "jaxcoll.validation": {"Errors", "Prediction"},
     "jaxcoll.schedule": {"Provenance"},
     "jaxcoll.simulation": {"Clock", "MessageTimes", "Timeline"},
     "jaxcoll.tune": {"BucketSizes", "Outcome", "Recording", "Report", "this_machine"},
@@ -58,6 +62,9 @@ FACES = {
     "jaxcoll.comparison": (jc.comparison, ""),
     "jaxcoll.execute": (jc.execute, ""),
     "jaxcoll.grid": (jc.grid, ""),
+    "jaxcoll.measured": (jc.measured, "measured."),
+    "jaxcoll.expectation": (jc.expectation, ""),
+    "jaxcoll.validation": (jc.validation, "validation."),
     "jaxcoll.links.capable_switches": (capable_switches, ""),
     "jaxcoll.mesh": (jc.mesh, ""),
     "jaxcoll.paths": (jc.paths, ""),

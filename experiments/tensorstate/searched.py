@@ -139,7 +139,7 @@ def _search(config: Rediscovery, graph: Graph, limit: float | None) -> Plan:
         mesh=sizes_of(config.axes),
         network=rings(config.axes),
         hardware=config.hardware,
-        memory_limit=limit,
+        memory_limit=math.inf if limit is None else limit,  # not the device's own
         recompute=limit is not None,
         objective="sum",
         solver=Auto(gap=config.gap, time_limit=config.time_limit),

@@ -9,7 +9,8 @@ are read: a wrong option is refused at once.
 - ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
   ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
   ``objects``: functions and link models of the user's own;
-- ``schedules``, ``exploring``, ``tuning``, ``compiling``, ``emulating``, ``doctor``: the commands.
+- ``schedules``, ``exploring``, ``tuning``, ``measuring``, ``compiling``, ``emulating``, ``doctor``:
+  the commands.
 
 Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of
 click), with completion of names and files for bash, zsh and fish.
@@ -45,9 +46,12 @@ COMMANDS = {
     "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
     "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
+    "measured": ("jaxcoll.cli.measuring", "Published times of real machines, with their sources."),
+    "expect": ("jaxcoll.cli.measuring", "What my machine should reach, and what my log says."),
     "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
     "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),
     "emulate": ("jaxcoll.cli.emulating", "Run a program on a network of cables on this machine."),
+    "probe": ("jaxcoll.cli.probing", "Measure the network between the processes of a job."),
     "doctor": ("jaxcoll.cli.doctor", "Devices, their guessed network, versions, missing packages."),
     "completion": ("jaxcoll.cli.doctor", "Print the script for completion in a shell."),
 }
@@ -94,11 +98,9 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 )  # fmt: skip
 @click.pass_context
 def application(ctx: click.Context) -> None:
-    """Schedules for collective communication, made for the network they run on.
-
-    A network is a name (torus:4x4, dgx-h100:4, v5p:4x4x8; jaxcoll show --names lists them) or a
-    file. Sizes are 256KiB or 25MB, latencies 0.5us, bandwidths 50GB/s. Every command takes --json.
-    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 70 a fault of jaxcoll.
+    """Schedules of collectives for a network: a name (torus:4x4; see show --names) or a file.
+    Sizes are 25MB, bandwidths 50GB/s; all take --json. Exit codes: 0 done, 1 a check failed,
+    2 wrong usage or input, 70 a fault of jaxcoll.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -46,6 +46,7 @@ def doctor(network, as_json) -> int:
         "packages": {name: _version(name) for name in _NEEDED},
         "optional": {name: _version(name) for name in _OPTIONAL},
         "machine_code": machine_code.library() is not None,
+        "links": _links(),
         "devices": None,
     }
     if _can_import("jax"):
@@ -55,6 +56,16 @@ def doctor(network, as_json) -> int:
     lines = [*_version_lines(found), *_device_lines(found["devices"])]
     tell(as_json, {**found, "missing": missing}, *lines)
     return int(bool(missing))
+
+
+def _links() -> str | None:
+    """The player of the lowering "links" by its file's name; ``None`` where it is not compiled."""
+    if not all(map(_can_import, _NEEDED)):
+        return None
+    from jaxcoll.execute.links import engine
+
+    found = engine.compiled()
+    return None if isinstance(found, str) else found.name
 
 
 def _version(name: str) -> str | None:
@@ -126,6 +137,13 @@ def _version_lines(found: dict[str, Any]) -> list[str]:
         lines.append("kernels: machine code, built when jaxcoll was installed")
     else:
         lines.append("kernels: no machine code; install with a C compiler for faster first answers")
+    if found["links"]:
+        lines.append(f"links between processes: {found['links']}, as lowering='links'")
+    else:
+        lines.append(
+            "links between processes: no player; install with a C++ compiler, or type: "
+            "python -m jaxcoll.execute.links"
+        )
     return lines
 
 

@@ -115,12 +115,15 @@ class _Chip:
 
 def network_names() -> list[str]:
     """The short forms, as help and errors list them."""
+    import jaxcoll as jc
+
     forms = [_form(name, family.numbers) for name, family in FAMILIES.items()]
     return [
         *forms,
         *(f"{name}:AxB[xC]" for name in SLICES),
         "v5p-128, tpu7x-4x4x4",
         "product:NETWORK,NETWORK",
+        *(f"{machine}[:RANKS]" for machine in jc.measured.MACHINES),
     ]
 
 
@@ -151,6 +154,14 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
         return jc.topologies.product(*(named_network(part, alpha, bandwidth) for part in parts))
     if os.path.exists(text) or os.sep in text or text.endswith(".json"):
         return _of_file(text, (alpha, bandwidth))
+    # Machines that somebody has measured, and parts of them.
+    if (machine := _measured(name)) is not None:
+        ranks = _numbers(name, rest) if rest else (None,)
+        if len(ranks) != 1 or any((alpha, bandwidth)):
+            raise click.UsageError(
+                f"{name} is a machine by its data sheet; type {name}, or {name}:8 for some ranks"
+            )
+        return machine.topology(*ranks)
     # Names of slices as Google's tools write them; after files, which may be called anything.
     if re.match("(tpu7x|v[0-9][a-z]*)-", text):
         from jaxcoll.io import tpu_slices
@@ -163,6 +174,13 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
         f"no network is called {text[:60]!r} and there is no such file; {meant}"
         "names and files are listed by: jaxcoll show --names"
     )
+
+
+def _measured(name: str):
+    """The measured machine of a name, or None."""
+    import jaxcoll as jc
+
+    return jc.measured.MACHINES.get(name)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -55,8 +55,9 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
-    "--execution", type=click.Choice(("cpu", "gpu", "tpu", "processes")), metavar="MACHINE",
-    help="Its order, its charges: cpu, gpu, tpu, processes.",
+    "--execution", metavar="MACHINE",
+    type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
+    help="Of times: cpu, gpu, tpu, processes, links.",
 )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def order_facts(execution: str | None) -> dict[str, Any]:
     return {
         "execution": execution,
         "order": LINKS.name if costs is None else costs.order.name,
-        "half_duplex": costs is not None and costs.half_duplex,
+        "half_duplex": costs is not None and costs.order.waits and costs.half_duplex,
     }
 
 

@@ -184,8 +184,8 @@ def calibrate(logs, network, collective, least, output, as_json) -> int:
     if output != "-":
         check_target(output, suffix=".json")
     assumed = named_network(network) if network else None
-    with working("fitting the links"):
-        found = jc.calibrate(logs, assumed, collective=collective, least=least)
+    with working("fitting the links") as report:
+        found = jc.calibrate(logs, assumed, collective=collective, least=least, progress=report)
     if output is not None:
         write(output, found.topology, "json")
     if as_json:

@@ -35,7 +35,7 @@ def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
         FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes.
         OSError: the file cannot be read.
     """
-    name = _checked(path)
+    name = checked_path(path)
     checks.integer(max_bytes, "max_bytes", FormatError, least=0, most=2**62)
     # Before it is opened: a pipe would wait for a writer, who may never come.
     _check_regular(os.stat(name), name)
@@ -116,7 +116,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
         FormatError: no path, or that of a folder, pipe or device.
         OSError: naming the file: it cannot be written.
     """
-    name = _checked(path)
+    name = checked_path(path)
     target = Path(os.path.realpath(name))
     try:
         mode = _permissions(target, name)
@@ -144,7 +144,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, name) from None
 
 
-def _checked(path: object) -> str:
+def checked_path(path: object) -> str:
     """A path as a string. A number is none: ``open`` would take it for an open file."""
     if not isinstance(path, (str, os.PathLike)):
         raise FormatError(f"a path must be a string or a Path, got {shown(path)}")

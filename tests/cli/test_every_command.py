@@ -61,6 +61,8 @@ CASES = {
     "find": Case(("8", "2"), ("--no-rates", "--take", "1", "-o", "made.json"), writes=True),
     "show": Case(("ring:4",), ("-o", "made.svg"), writes=True),
     "calibrate": Case(("log.csv",), ("-o", "made.json"), writes=True),
+    "measured": Case(("h100-host",)),
+    "expect": Case(("h100-host", "all_reduce"), ("--size", "1MiB")),
     "tune run": Case(
         (), ("-o", "made.json", "--size", "1KiB", "--evaluations", "1"), needs_jax=True, writes=True
     ),
@@ -78,6 +80,8 @@ CASES = {
     "emulate": Case(
         ("ring:2", "true"), ("--bandwidth", "1MB/s"), works_here=can_emulate()
     ),
+    # Of a job of several processes, which is tested on an emulated network.
+    "probe": Case(needs_jax=True, writes=True, works_here=False),
     "doctor": Case(),
     "completion": Case(("bash",)),
 }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 import jaxcoll as jc
 from jaxcoll import comparison
-from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost, costs_of
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost, costs_of, shipped_costs
 from tests.elsewhere import Pickling
 
 NAMES = ("ring", "c_cube", "direct")
@@ -85,16 +85,29 @@ def test_bounds_and_times_are_of_the_machine_and_jax_lax_is_beside_them():
     assert charged.seconds == pytest.approx((lax.seconds or 0) + 1.0 + 2**20 * 1e-6)
 
 
-def test_sums_kept_in_parts_between_processes_are_priced_as_sums_of_all():
-    kinds = ("all_reduce", "reduce_scatter", "all_gather")
+def seconds_of_lax(network, kind, nbytes=2**20):
+    costs = dataclasses.replace(shipped_costs("cpu", 2), native=())
+    (row,) = jc.compare(network, kind, [nbytes], synthesizers=["jax.lax"], execution=costs)
+    assert row.seconds is not None
+    return row.seconds
+
+
+def test_scattered_sums_between_processes_are_halved_and_reordered():
+    """With neighbours in number first: a half, a quarter, then ranks 1 and 2 swap shards."""
+    network = jc.topologies.fully_connected(4, alpha=0, bandwidth=1e6)
+    parts = 1 / 2 + 1 / 4 + 1 / 4
+    # Pairs send one way at a time.
+    assert seconds_of_lax(network, "reduce_scatter") == pytest.approx(2 * parts * 2**20 / 1e6)
     ring = jc.topologies.ring(4, bandwidth=1e6)
-    costs = costs_of("processes")
-    sums, parts, gathers = (
-        next(jc.compare(ring, kind, [2**20], synthesizers=["jax.lax"], execution=costs)).seconds
-        for kind in kinds
-    )
-    assert sums == parts
-    assert gathers == pytest.approx((sums or 0) / 2, rel=0.01)
+    gathered, summed = seconds_of_lax(ring, "all_gather"), seconds_of_lax(ring, "all_reduce")
+    assert gathered == pytest.approx(summed / 2, rel=0.01)
+
+
+def test_processes_are_routed_by_hops_and_not_by_bandwidth():
+    """From 0 to 2 both ways have two links: none goes around the slow one."""
+    slow = jc.topologies.ring(4, alpha=0, bandwidth=1e6).scaled({(0, 1): 0.01, (1, 0): 0.01})
+    pairs = 2  # at least, that cross it one way
+    assert seconds_of_lax(slow, "all_to_all") >= pairs * 2**20 / 4 / 1e4
 
 
 def test_where_no_algorithm_of_jax_lax_is_defined_it_says_so(monkeypatch):
