@@ -184,7 +184,7 @@ class Machine:
         channel = self.channel(rank, block, place, port)
         if name in ("signal", "rlxsignal"):
             if port:
-                self.fifo[channel].append(("signal",))
+                self.signal_by_proxy(rank, channel)
             else:
                 if name == "signal":
                     self.release(rank)
@@ -196,6 +196,13 @@ class Machine:
             yield Next(lambda: self.counts[back] >= awaited)
         else:
             yield from self.flush(channel)
+
+    def signal_by_proxy(self, rank: int, channel: tuple) -> None:
+        """A relaxed signal of a port releases too: a push into the queue of a proxy is a store with
+        release for the whole system (fifo_device.hpp), and who sees the proxy's count comes after.
+        """
+        self.release(rank)
+        self.fifo[channel].append(("signal",))
 
     def flush(self, channel: tuple) -> Step:
         self.counts["flush", channel] += 1
@@ -293,7 +300,7 @@ class Machine:
             moves.append((self.moved(a, half, packed), self.moved(b, half, packed)))
         self.fifo[channel].append(("put", moves))
         if name in ("pws", "pwsf"):
-            self.fifo[channel].append(("signal",))
+            self.signal_by_proxy(rank, channel)
         if name == "pwsf":
             yield from self.flush(channel)
 

@@ -366,6 +366,18 @@ def test_the_machine_finds_what_is_wrong():
     assert machine.fault(plan_mutants.changed(OURS, plan_mutants.without("wait")), 20)
 
 
+def test_a_signal_that_a_proxy_carries_releases_what_was_written_through_memory():
+    """Rank 1 writes to rank 0 and tells it by way of ranks 3 and 2, the first of them by a port."""
+
+    def exchanged(plan: dict) -> None:
+        row = plan["gpus"][1]["threadblocks"][0]["ops"]
+        assert [row[at]["name"] for at in (1, 8)] == ["rlxsignal", "signal"]
+        row[1], row[8] = row[8], row[1]
+
+    text = plan_mutants.changed(plan_mutants.sound()["hosts all_gather"], exchanged)
+    assert plan_mutants.judged(text, 20) == ("", "")
+
+
 def test_mutants_are_refused_where_an_order_of_threads_is_wrong_and_only_there():
     *found, (_, counts) = plan_mutants.differences(120, seconds=15)
     assert found == []
