@@ -94,12 +94,21 @@ class AssumptionWarning(UserWarning):
     """A number that nobody stated, or that is likely stated in another unit."""
 
 
-def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that called the library, once per line and message."""
+def warn_user(
+    message: str, category: type[Warning], unless_in: frozenset[str] = frozenset()
+) -> None:
+    """Warn at the line of the user's code that called the library, once per line and message.
+
+    Args:
+        unless_in: packages of the library, as "jaxcoll.synth"; a call that came through one of them
+            is its own, and the user is not told.
+    """
     # Past all frames of ours, or every warning would name the same line of the library, and be
     # shown once only.
     depth, frame = 2, sys._getframe(1)  # to ``warnings``, 1 is this function
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+    while frame.f_back and (name := frame.f_globals.get("__name__", "").split("."))[0] in _OURS:
+        if ".".join(name[:2]) in unless_in:
+            return
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, category, stacklevel=depth)
 

@@ -381,17 +381,21 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Settings of JAX that hold in this thread alone, to be entered in another one.
 
     Those of ``jax.enable_x64``, ``jax.default_matmul_precision`` and the like as context managers,
-    and the mesh of ``jax.set_mesh``: a program traced without them would be another one.
+    the mesh of ``jax.set_mesh``, and the network and choices that are stated here: a program traced
+    without them would be another one.
     """
     states = [s for s in config.config_states.values() if isinstance(s, config.State)]
     local = [(s, s.get_local()) for s in states if s.get_local() is not config.config_ext.unset]
     mesh = jax.sharding.get_mesh()
+    stated = [(context, context.value) for context in (network_context, choices_context)]
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for state, value in local:
                 stack.enter_context(state(value))
+            for context, value in stated:
+                stack.enter_context(context(value))
             if not mesh.empty:
                 stack.enter_context(jax.set_mesh(mesh))
             yield

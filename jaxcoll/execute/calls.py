@@ -6,6 +6,7 @@ Resolves axis names to ranks, chooses the schedule, and checks operands.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -28,8 +29,9 @@ from jaxcoll.execute.choice import (
     choose,
     configured,
     on_network,
+    stated,
 )
-from jaxcoll.execute.choice.cheapest import cheapest
+from jaxcoll.execute.choice.cheapest import cheapest, scheduled
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.layout import Axes, at_least, is_same
@@ -127,6 +129,17 @@ def group_size(axes: Axes, groups: Groups) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunBy:
+    """Runs a call on an operand by a configuration, and says where it runs."""
+
+    call: Call
+    place: stated.Place
+
+    def __call__(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
+        return self.call.run_by(x, config)
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """A collective with all but its operand."""
 
@@ -189,18 +202,24 @@ class Call:
         # A tuned configuration may add in another order.
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
-            return self._run_by(x, None)
-        return choices.run(self._task(x), x, self._run_by)
+            return self.run_by(x, None)
+        place = self._place(x)
+        return choices.run(self._task(x, place), x, RunBy(self, place))
 
-    def _run_by(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
+    def run_by(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
         """Run by a configuration, or as the call says."""
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
             collective = Collective(self.kind, self.axes.num_ranks, 1, groups, self.root)  # type: ignore[arg-type]
-            nbytes = self._nbytes(x, self.groups)
             typed: dict[str, Any] = {"op": self.op, "invarying": self.invarying}
             return configured.run(
-                collective, self.axes, x, nbytes, config, lambda: self._chosen(x), **typed
+                collective,
+                self.axes,
+                x,
+                config,
+                default=lambda: self._chosen(x),
+                named=functools.partial(self._named, x),
+                **typed,
             )
         axes, chosen = self._chosen(x)
         is_scheduled = isinstance(chosen, Schedule)
@@ -209,6 +228,20 @@ class Call:
         runs = chosen if is_scheduled or chosen.transposed is None else chosen.transposed
         lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
         return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
+
+    def _named(self, x: jax.Array, algorithm: str, chunks: int) -> tuple[Axes, Schedule]:
+        """The axes, and the schedule over them that a configuration names."""
+        place, several = self._place(x), len(self.axes.names) > 1
+        nbytes = self._nbytes(x, self.groups)
+        return place.axes, scheduled(place, nbytes, several, algorithm, chunks)
+
+    def _place(self, x: jax.Array) -> stated.Place:
+        """The collective on the network that is stated or known."""
+        groups, kind, op = checked_groups(self.groups, self.axes), self.kind, self.op
+        # Only where the lowering is the player's is a schedule timed as it plays it.
+        may_play = self.lowering in ("auto", "links")
+        has_links = may_play and stated.may_play(self.axes, x.dtype, kind, op)
+        return stated.place(kind, self.axes, groups, self.root, has_links)
 
     def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
         """The axes, and the schedule that runs over them unless a configuration names another."""
@@ -267,8 +300,7 @@ class Call:
         if self.is_fixed and choice in (None, "auto"):
             choice = Halving()
         if choice is None or isinstance(choice, (str, Synthesizer)):
-            checked = checked_groups(groups, axes)
-            choice = on_network(choice, self.kind, axes, checked, self.root, nbytes)
+            choice = on_network(choice, self._place(x), nbytes)
         if isinstance(choice, Schedule) and groups is None and self.root is None:
             # A schedule of all ranks of the mesh, whose groups are those along the axes, runs over
             # the whole mesh; where both fit, the axes alone are meant.
@@ -288,7 +320,7 @@ class Call:
         ranks = self.axes.num_ranks if groups is None else len(groups[0])
         return x.size * x.dtype.itemsize * (ranks if kind_of(self.kind).starts_with_shard else 1)
 
-    def _task(self, x: jax.Array) -> Task:
+    def _task(self, x: jax.Array, place: stated.Place) -> Task:
         ranks, size = self.axes.num_ranks, group_size(self.axes, self.groups)
         return Task(
             self.kind,
@@ -296,7 +328,7 @@ class Call:
             x.dtype.name,
             size,
             ranks // size,
-            default_topology(ranks).links_digest,
+            (place.topology or default_topology(ranks)).links_digest,
         )
 
 

@@ -39,10 +39,11 @@ from jaxcoll.configurations import Config, Parameter, Task
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute import functions
-from jaxcoll.execute.choice import configured, measured_costs
+from jaxcoll.execute.choice import cheapest, configured, measured_costs
 from jaxcoll.execute.choice.cliques import clique_conflict
 from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
 from jaxcoll.execute.choice.options import compiler_options
+from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.choice.transports import alternatives
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
@@ -51,9 +52,11 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.synth.registry import REGISTRY
 
 BACKENDS = ("cpu", "gpu", "tpu")
+_NATIVE = Config({"algorithm": "native"})
 
 # Smaller messages take a round's latency whatever their size.
 _LEAST_PART_BYTES = 8 << 10
@@ -220,6 +223,35 @@ def estimate(task: Task, config: Config) -> float:
     return _PERMUTE * parts * program.num_permutes + _BYTE * rows * row_bytes
 
 
+# A step is not spent on a schedule that is predicted to take this many times as long as the best
+# one: predictions on emulated cables were within a fifth of most times from 1 MiB on, and within
+# three fifths at 64 KiB (docs/experiments.md, the study "wires").
+_WORTH_A_STEP = 1.6
+
+
+def candidates_on(place: Place, task: Task, most: int = 15) -> tuple[Config | None, ...]:
+    """At most so many ways to run a task on a network, the default (None) first.
+
+    ``jax.lax``, which the default is wherever no schedule is faster beyond doubt, then those of the
+    schedules that the default is chosen from which are predicted to be nearly as fast as the best,
+    the fastest first.
+
+    Args:
+        place: with a topology.
+    """
+    several = len(place.axes.over) > 1
+    found = cheapest.candidates(place.collective, task.nbytes, place.topology, place.costs, several)
+    least = min((each.seconds for each in found), default=0.0)
+    configs: list[Config | None] = [None]
+    configs += [_NATIVE for each in found if each.label == JAX_LAX]
+    configs += [
+        Config({"algorithm": each.label, "chunks": each.chunks})
+        for each in sorted(found, key=lambda each: each.seconds)
+        if isinstance(each.runs, Schedule) and each.seconds <= _WORTH_A_STEP * least
+    ]
+    return tuple(configs[:most])
+
+
 @dataclasses.dataclass(frozen=True)
 class Occurrence:
     """A call of a task as a step contains it.
@@ -276,7 +308,6 @@ COLLECTIVES = tuple(names_in("lax"))
 
 # Collectives as StableHLO names them.
 _COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
-_NATIVE = Config({"algorithm": "native"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -471,18 +471,21 @@ def test_profiles_name_the_operations_of_programs():
 def test_settings_of_a_thread_hold_in_another_one():
     mesh = mesh_of(8)
     found = []
-    with jax.enable_x64(True), jax.set_mesh(mesh):
+    network, choices = jax_internals.network_context, jax_internals.choices_context
+    with jax.enable_x64(True), jax.set_mesh(mesh), network("a ring"), choices("a table"):
         entered = jax_internals.thread_settings()
 
     def work():
         with entered():
             found.append((jnp.zeros(1, float).dtype, jax.sharding.get_mesh()))
+            found.append((network.value, choices.value))
         found.append(jnp.zeros(1, float).dtype)
+        found.append((network.value, choices.value))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [(jnp.float64, mesh), jnp.float32]
+    assert found == [(jnp.float64, mesh), ("a ring", "a table"), jnp.float32, (None, None)]
 
 
 # ---------------------------------------------------------------------- faults of versions

@@ -7,6 +7,7 @@ import inspect
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxcoll as jc
@@ -60,6 +61,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         forest(topology),
         jc.bounds.cost(schedule),
         simulation.Clock(Fraction(1, 3), True),
+        execute.Probe(topology, ("rank 3 to rank 7: 9.8 of 50 Mbit/s",) * 9, np.ones(16), 3.2),
         next(jc.compare(topology, "all_gather", [1e6], synthesizers=["ring"])),
         jc.calibration.Calibration(topology, (), (), 12),
         jc.synthesize_compact(topology, tmp_path_factory.mktemp("compact") / "s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 
 import pytest
@@ -11,13 +12,13 @@ from hypothesis import strategies as st
 from jaxcoll import bound, simulate, synthesize, verify
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.errors import AssumptionWarning, CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import NAMES
 from jaxcoll.numerics.checks import LEAST, MOST
 from jaxcoll.synth import Tacos
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import concurrent_flow
-from jaxcoll.topologies import ring
+from jaxcoll.topologies import ring, switch
 from jaxcoll.topology import Topology
 
 WHOLE = st.integers(1, 10**40)
@@ -95,3 +96,15 @@ def test_sizes_beyond_the_range_are_refused(nbytes):
     for call in (lambda: bound(ring(2), "all_gather", nbytes), lambda: simulate(schedule, nbytes)):
         with pytest.raises(JaxcollError, match="nbytes must be from 1e-100 to 1e\\+100 bytes"):
             call()
+
+
+def test_links_that_are_cut_for_a_search_warn_of_nothing():
+    """The networks that synthesizers and bounds make of it have links of a seventh of these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        star = switch(8, bandwidth=1.5e6)
+        for kind in ("all_gather", "all_to_all", "broadcast"):
+            bound(star, kind, nbytes=1e6)
+            synthesize(star, kind, nbytes=1e6)
+        with pytest.raises(AssumptionWarning, match="is like none that exists"):
+            switch(8, bandwidth=50)

@@ -264,18 +264,23 @@ def test_the_comparison_finds_wrong_results_and_refuses_other_types():
     step, w, x = _step()
     task = next(iter(tasks_of(step, w, x)))
 
-    def run_by(x, config):
-        kind = config["algorithm"] if config else "default"
-        total = jax.lax.psum(x, "x")
-        if kind == "raises":
-            raise ValueError("not here")
-        if kind == "shape":
-            return total[:1]
-        if kind == "dtype":
-            return total.astype(jnp.bfloat16)
-        return total + (jax.lax.axis_index("x") == 3) if kind == "wrong" else total
+    class By:
+        @property
+        def place(self):
+            raise AssertionError
 
-    call = Occurrence(task, run_by, (128,), (("x", 8),))
+        def __call__(self, x, config, /):
+            kind = config["algorithm"] if config else "default"
+            total = jax.lax.psum(x, "x")
+            if kind == "raises":
+                raise ValueError("not here")
+            if kind == "shape":
+                return total[:1]
+            if kind == "dtype":
+                return total.astype(jnp.bfloat16)
+            return total + (jax.lax.axis_index("x") == 3) if kind == "wrong" else total
+
+    call = Occurrence(task, By(), (128,), (("x", 8),))
     names = ("native", "wrong", "shape", "dtype", "raises")
     compared = Comparison(call, [None, *(Config({"algorithm": name}) for name in names)])
     assert set(compared.refused) == {3, 4, 5}

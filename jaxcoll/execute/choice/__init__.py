@@ -107,14 +107,11 @@ def check_choice(choice: object) -> None:
         )
 
 
-def on_network(
-    choice: str | Synthesizer | None, kind: str, axes: Axes, groups, root: int | None, nbytes: int
-) -> Choice:
+def on_network(choice: str | Synthesizer | None, place: stated.Place, nbytes: int) -> Choice:
     """The schedule of a synthesizer on the network that is known; itself where none is.
 
     "auto" also weighs what the machine charges; and ``None`` is the fastest of the candidates.
     """
-    place = stated.place(kind, axes, groups, root)
     # Without a network a named synthesizer runs on the default topology (``choose``), which is for
     # few rounds; "auto" needs none, since the machine's charges alone tell candidates apart.
     if isinstance(choice, (str, Synthesizer)):

@@ -20,7 +20,12 @@ from jax.sharding import Mesh
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import configured, stated
-from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
+from jaxcoll.execute.choice.configured import (
+    default_schedule,
+    default_topology,
+    is_small,
+    schedule_of,
+)
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
@@ -63,20 +68,27 @@ class Candidate:
     """A way to run a collective, priced.
 
     Attributes:
-        name: "jax.lax" or the name of a synthesizer.
+        label: "jax.lax", or the name of a synthesizer with its unusual hyperparameters.
         runs: the schedule or ``jax.lax``; ``None`` where it is not defined.
         links: seconds on the links; 0 where they are unknown.
         charge: seconds that the machine charges.
         rounds: permutes; 0 for ``jax.lax``.
         refused: why it is not defined.
+        chunks: per shard.
     """
 
-    name: str
+    label: str
     runs: Schedule | Native | None
     links: float = 0.0
     charge: float = 0.0
     rounds: int = 0
     refused: str = ""
+    chunks: int = 1
+
+    @property
+    def name(self) -> str:
+        """The label, and the chunks where there are several per shard."""
+        return self.label if self.chunks == 1 else f"{self.label}, {self.chunks} chunks"
 
     @property
     def seconds(self) -> float:
@@ -111,6 +123,29 @@ def cheapest(
     if chosen is None:
         return default_schedule(place.collective, 0, place.platform)
     return _verified(chosen)
+
+
+def scheduled(
+    place: stated.Place, nbytes: int, several_axes: bool, algorithm: str, chunks: int
+) -> Schedule:
+    """The verified schedule that a configuration names: a candidate's, or a synthesizer's own.
+
+    Args:
+        nbytes: of the larger of a rank's input and output.
+        several_axes: as for ``candidates``.
+        algorithm: a candidate's label, as "tacos" or "hierarchical_ring(alternating=True)", or the
+            name of a synthesizer.
+        chunks: per shard.
+
+    Raises:
+        CollectiveError, TopologyError: no such synthesizer, or one that is not defined here.
+    """
+    if place.topology is not None:
+        for each in candidates(place.collective, nbytes, place.topology, place.costs, several_axes):
+            is_named = (each.label, each.chunks) == (algorithm, chunks)
+            if is_named and isinstance(each.runs, Schedule):
+                return _verified(each.runs)
+    return schedule_of(place.collective, algorithm, chunks, nbytes, place.topology)
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,14 +251,17 @@ def _native(
 def _scheduled(
     maker: Synthesizer, problem: Problem, costs: ExecutionCosts, topology: Topology | None
 ) -> Candidate:
-    made, name, nbytes = _made(maker, problem), maker.label, problem.nbytes or 1
-    if (chunks := problem.collective.chunks_per_shard) > 1:
-        name = f"{name}, {chunks} chunks"
+    made, nbytes, chunks = (
+        _made(maker, problem),
+        problem.nbytes or 1,
+        problem.collective.chunks_per_shard,
+    )
     if isinstance(made, str):
-        return Candidate(name, None, refused=made)
+        return Candidate(maker.label, None, refused=made, chunks=chunks)
     seconds = 0.0 if topology is None else _on_links(made, nbytes, costs)
     charge = float(costs.seconds(made, nbytes))
-    return Candidate(name, made, seconds, charge, int(rounds_of_steps(made).sum()))
+    rounds = int(rounds_of_steps(made).sum())
+    return Candidate(maker.label, made, seconds, charge, rounds, chunks=chunks)
 
 
 def _on_links(schedule: Schedule, nbytes: Number, costs: ExecutionCosts) -> float:
@@ -346,7 +384,7 @@ class Explanation:
         rows += [self._row(each) for each in defined[:room]]
         if len(defined) > room:
             rows.append(f"... {len(defined) - room} slower ones")
-        names = [each.name.partition(",")[0] for each in self.candidates if each not in defined]
+        names = [each.label.partition("(")[0] for each in self.candidates if each not in defined]
         if names:
             rows.append(f"not defined here: {', '.join(dict.fromkeys(names))}")
         return "\n".join(_cut(line) for line in [*head, "", *rows, *tail])

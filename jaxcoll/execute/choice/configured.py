@@ -15,7 +15,8 @@ the copies count, and a ring makes the fewest (``FIRST_ROWS``).
 A configuration maps these names to values; absent ones keep their defaults:
 
 - ``algorithm``: "default" (what runs without tuning), "native" (the collective of ``jax.lax``), or
-  the name of a synthesizer, run on the default topology.
+  the name of a synthesizer, run on the network that is stated or known, else on the default
+  topology; or of a candidate there, such as "hierarchical_ring(alternating=True)" (``cheapest``).
 - ``lowering``: "auto" or the name of a lowering.
 - ``chunks``: chunks per shard of the synthesized schedule, 1 by default.
 - ``parts``: the operand is divided into this many parts, one collective per part; 1 by
@@ -45,7 +46,7 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import primitives
 from jaxcoll.execute.buckets import after
-from jaxcoll.execute.choice.stated import lowering_of
+from jaxcoll.execute.choice.stated import Place, lowering_of
 from jaxcoll.execute.choice.transports import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least
 from jaxcoll.execute.primitives import Native
@@ -60,8 +61,17 @@ from jaxcoll.verifier import verify
 # The values of a configuration by the names of its parameters (see ``configured``); ``None`` is
 # the default.
 Config = Mapping[str, Hashable]
-# Runs the call on an operand by a configuration. All configurations return the same type.
-RunBy = Callable[[jax.Array, Config | None], jax.Array]
+
+
+class RunBy(Protocol):
+    """Runs a call on an operand by a configuration. All configurations return the same type."""
+
+    @property
+    def place(self) -> Place:
+        """The collective, on the network that is stated or known."""
+        ...
+
+    def __call__(self, x: jax.Array, config: Config | None, /) -> jax.Array: ...
 
 
 class Choices(Protocol):
@@ -253,9 +263,9 @@ def run(
     collective: Collective,
     axes: Axes,
     x: jax.Array,
-    nbytes: int,
     config: Config,
     default: Callable[[], tuple[Axes, Schedule | Native]],
+    named: Callable[[str, int], tuple[Axes, Schedule]],
     **typed,
 ) -> jax.Array:
     """The result of a call by a configuration.
@@ -263,8 +273,8 @@ def run(
     Args:
         collective: of one chunk per shard.
         x: the operand, its blocks along the leading dimension (``primitives``).
-        nbytes: of the larger of a rank's input and output.
         default: the axes and the choice for them without tuning.
+        named: the axes, and the schedule over them of an algorithm in so many chunks per shard.
         typed: ``op`` and ``invarying``, as for ``primitives.bind``.
 
     Raises:
@@ -285,9 +295,9 @@ def run(
     elif algorithm == "native":
         schedule = Native(collective)
     else:
-        schedule = schedule_of(collective, algorithm, chunks, nbytes)
-    named = str(config.get("lowering", "auto"))
-    lowering = lowering_of(named, schedule, over, x.dtype, typed["op"])
+        over, schedule = named(algorithm, chunks)
+    wanted = str(config.get("lowering", "auto"))
+    lowering = lowering_of(wanted, schedule, over, x.dtype, typed["op"])
 
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(part, over, schedule, lowering=lowering, grouped=grouped, **typed)
@@ -311,11 +321,18 @@ def run(
 
 
 @functools.lru_cache(maxsize=256)
-def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int) -> Schedule:
-    """The verified schedule of a synthesizer on the default topology.
+def schedule_of(
+    collective: Collective,
+    algorithm: str,
+    chunks: int,
+    nbytes: int,
+    topology: Topology | None = None,
+) -> Schedule:
+    """The verified schedule of a synthesizer on a network, or on the default topology.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined here.
     """
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
-    return synthesized(synthesizer_named(algorithm).with_nbytes(max(nbytes, 1)), wanted)
+    maker = synthesizer_named(algorithm).with_nbytes(max(nbytes, 1))
+    return synthesized(maker, wanted, topology)

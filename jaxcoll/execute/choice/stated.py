@@ -87,13 +87,15 @@ class Place:
     """A collective on its network.
 
     Attributes:
-        collective: over the ranks of the axes; or over all ranks of the mesh, its groups those
-            along the axes, where the topology is that of the mesh.
+        axes: whose ranks the collective relates: those of the call, or all of the mesh.
+        collective: over the ranks of the call's axes; or over all ranks of the mesh, its groups
+            those along the axes, where the topology is that of the mesh.
         topology: with as many ranks; ``None`` where it is unknown.
         costs: the machine's charges.
         platform: of the mesh's devices.
     """
 
+    axes: Axes
     collective: Collective
     topology: Topology | None
     costs: ExecutionCosts
@@ -120,14 +122,14 @@ def place(kind: str, axes: Axes, groups, root: int | None, has_links: bool = Fal
     # an axis at the same time, on links that they may share.
     along = Collective(kind, axes.num_ranks, 1, groups, root)  # type: ignore[arg-type]
     if topology is None or topology.num_ranks == axes.num_ranks:
-        return Place(along, topology, costs, platform)
+        return Place(axes, along, topology, costs, platform)
     names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
-    whole = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    whole = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
     if topology.num_ranks == jax_internals.mesh_size():
         if groups is not None or root is not None or whole.num_ranks != topology.num_ranks:
-            return Place(along, None, costs, platform)
+            return Place(axes, along, None, costs, platform)
         across = Collective(kind, whole.num_ranks, 1, tuple(sorted(whole.groups())))  # type: ignore[arg-type]
-        return Place(across, topology, costs, platform)
+        return Place(whole, across, topology, costs, platform)
     raise CollectiveError(
         f"the stated {topology} has {topology.num_ranks} ranks, {axes} has {axes.num_ranks} and "
         f"the mesh {jax_internals.mesh_size()} devices; state one of the axis or of the mesh "

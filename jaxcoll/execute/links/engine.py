@@ -139,8 +139,9 @@ def _address() -> tuple[str, str, str]:
         )
     found = (at, str(port), word)
     if jax.process_count() > 1:
-        jax_internals.publish(_KEY.format(jax.process_index()), json.dumps(found))
-        threading.Thread(target=_tell_if_late, daemon=True).start()
+        me = jax.process_index()
+        jax_internals.publish(_KEY.format(me), json.dumps(found))
+        threading.Thread(target=_tell_if_late, args=(me,), daemon=True).start()
     return found
 
 
@@ -160,12 +161,14 @@ def lateness() -> tuple[float, float, int]:
     return found[0], found[1], int(found[2])
 
 
-def _tell_if_late() -> None:
+def _tell_if_late(process: int) -> None:
+    # Never asks JAX: the thread lives on while the interpreter ends, when JAX has let go of its
+    # backend and would make another one.
     seconds = calls = 0
     while True:
         time.sleep(_WINDOW)
         now, _, count = lateness()
-        if said := late_text(now - seconds, count - calls, jax.process_index()):
+        if said := late_text(now - seconds, count - calls, process):
             log.warning(said)
         seconds, calls = now, count
 

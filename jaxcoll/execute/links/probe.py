@@ -37,7 +37,7 @@ _KEY = "jaxcoll/probe/{}/{}"
 _numbers = itertools.count()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Probe:
     """A network as it was measured.
 
@@ -54,6 +54,9 @@ class Probe:
     findings: tuple[str, ...]
     errors: np.ndarray
     seconds: float
+
+    def __repr__(self) -> str:
+        return f"Probe({self.network}, {len(self.findings)} findings, {self.seconds:.1f} s)"
 
     def __str__(self) -> str:
         network = self.network

@@ -31,7 +31,7 @@ from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.timing import Profiler
-from jaxcoll.tune.trial import Occurrence, Recorder, candidates, jax_space
+from jaxcoll.tune.trial import Occurrence, Recorder, candidates, candidates_on, jax_space
 
 _NATIVE = Config({"algorithm": "native"})
 
@@ -101,7 +101,7 @@ class Preparation:
         }
         most = candidates_each(len(open_tasks)) if most is None else most
         for task, call in open_tasks.items():
-            configs = self._configs(task, spaces, most, table, machine)
+            configs = self._configs(call, spaces, most, table, machine)
             comparison = Comparison(call, configs)
             for i, why in comparison.refused.items():
                 if config := configs[i]:
@@ -130,9 +130,15 @@ class Preparation:
         """Whether a candidate's result on test buffers is that of ``jax.lax`` (``Comparison``)."""
         return self.comparisons[task].equal(candidate, wait)
 
-    def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
+    def _configs(
+        self, call: Occurrence, spaces: Spaces | None, most: int, table: Table, machine: Machine
+    ) -> list[Config | None]:
+        task, place = call.task, call.run_by.place
+        found: Sequence[Config | None]
         if isinstance(spaces, Mapping):
             found = [None, *spaces.get(task, ())]
+        elif spaces is None and place.topology is not None:
+            found = candidates_on(place, task, most)
         else:
             space = jax_space(task, of_jit=False) if spaces is None else spaces(task)
             checks.instance(space, Space, f"what space returns for {task}", TuneError)

@@ -8,7 +8,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import Collective, Schedule, topologies
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute.choice import choose, on_network
+from jaxcoll.execute.choice import choose, on_network, stated
 from jaxcoll.execute.layout import Axes
 from jaxcoll.synth import Ring, synthesize
 
@@ -98,18 +98,20 @@ def test_a_schedule_is_for_the_groups_and_the_root_of_the_call():
         choose(rooted, "broadcast", FOUR, root=1)
 
 
+def _place() -> stated.Place:
+    return stated.place("all_gather", FOUR, None, None)
+
+
 def test_synthesizers_run_on_the_stated_network_for_the_bytes_of_the_call():
-    assert on_network(None, "all_gather", FOUR, None, None, 0) is None
-    assert on_network("ring", "all_gather", FOUR, None, None, 0) == Ring()
-    auto = on_network("auto", "all_gather", FOUR, None, None, 0)  # of an empty operand
+    assert on_network(None, _place(), 0) is None
+    assert on_network("ring", _place(), 0) == Ring()
+    auto = on_network("auto", _place(), 0)  # of an empty operand
     assert isinstance(auto, Schedule)
     assert auto.topology == choose("auto", "all_gather", FOUR).topology
     with jc.use_topology(STAR):
         for name in ("ring", "auto"):
-            found = on_network(name, "all_gather", FOUR, None, None, 4)
+            found = on_network(name, _place(), 4)
             assert isinstance(found, Schedule)
             assert found.topology == STAR
             assert found.collective.kind == "all_gather"
-        assert on_network("ring", "all_gather", FOUR, None, None, 4) == synthesize(
-            STAR, "all_gather", "ring", chunks=1
-        )
+        assert on_network("ring", _place(), 4) == synthesize(STAR, "all_gather", "ring", chunks=1)
