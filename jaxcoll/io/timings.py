@@ -97,12 +97,23 @@ def loads(text: str, collective: str | None = None, ranks: int | None = None) ->
         ranks: where the log does not say it: MSCCL++ does not.
 
     Raises:
-        FormatError: another format, a row that cannot be read, or nothing that says collective or
-            ranks.
+        FormatError: another format, a row that cannot be read, nothing that says collective or
+            ranks, or a log that says others than are given.
     """
     checks.text(text, "text", FormatError)
     checks.optional(collective, checks.choice, NAMES, "collective", FormatError)
     checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=_MOST_RANKS)
+    found = _read(text, collective, ranks)
+    # What a log says of itself counts: a sum taken for a gather would be half as fast as it is.
+    for name, given in (("collective", collective), ("ranks", ranks)):
+        said = {getattr(row, name) for row in found.rows}
+        if given is not None and said and given not in said:
+            listed = ", ".join(map(str, sorted(said)[:4]))
+            raise FormatError(f"the log says {name} {listed}, not {given}; leave {name}= out")
+    return found
+
+
+def _read(text: str, collective: str | None, ranks: int | None) -> Timings:
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith("{"):
         return _of_json(text, collective, ranks)
@@ -128,7 +139,7 @@ def _stated(collective: str | None, ranks: int | None, who: str) -> tuple[str, i
 
 def _of_nccl(read: nccl_tests.Measurements, collective: str | None) -> Timings:
     """The rows with a size and a time, right results only."""
-    kind = collective or read.collective
+    kind = read.collective or collective
     if kind is None:
         raise FormatError("these times do not say of which collective they are; give collective=")
     # nccl-tests also prints rows of size 0, and goes on after wrong values: a time of the first is

@@ -58,6 +58,21 @@ def test_logs_of_nccl_tests():
         timings.loads(both)
 
 
+def test_what_a_log_says_of_itself_counts():
+    read = timings.loads(NEW)
+    said, ranks = read.rows[0].collective, read.rows[0].ranks
+    assert timings.loads(NEW, said, ranks) == read
+    other = "all_to_all" if said != "all_to_all" else "all_gather"
+    with pytest.raises(FormatError, match=f"says collective {said}, not {other}; leave"):
+        timings.loads(NEW, other)
+    with pytest.raises(FormatError, match=f"says ranks {ranks}, not {ranks + 1}; leave"):
+        timings.loads(NEW, ranks=ranks + 1)
+    table = timings.dumps(ROWS)
+    assert timings.loads(table, "all_gather").rows == ROWS  # of both
+    with pytest.raises(FormatError, match="says collective all_gather, all_reduce, not broadcast"):
+        timings.loads(table, "broadcast")
+
+
 def test_torn_rows_are_counted_and_passed_over():
     torn = NEW.replace(
         " float  none  -1  20.00", " floathost:1:1 [0] NCCL INFO comm 0x1 rank 0\n  none  -1  20.00"

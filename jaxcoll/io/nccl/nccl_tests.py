@@ -225,7 +225,7 @@ def loads_json(text: str, collective: str | None = None) -> Measurements:
     first = called[0] if isinstance(called, list) and called else called
     named = _CALLED.search(first) if isinstance(first, str) and len(first) < _MOST_CALL else None
     found = _KINDS.get(named[1]) if named else None
-    return Measurements(collective or found, len(devices), tuple(rows))
+    return Measurements(found or collective, len(devices), tuple(rows))
 
 
 def _json_half(value: object, where: str, must: bool) -> tuple[float | None, int | None]:
