@@ -41,7 +41,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any], bool]] = {
     "reduce_scatter": ("psum_scatter", {"tiled": True}, False),
     "all_to_all": ("all_to_all", {"split_axis": 0, "concat_axis": 0, "tiled": True}, False),
 }
-_WIDTH = 4  # bytes of a float32
+WIDTH = 4  # bytes of a float32
 # Whole numbers below this add up exactly in any order.
 _VALUES = 1000
 
@@ -67,7 +67,7 @@ class Rank:
         name, arguments, is_same = _FUNCTIONS[kind]
         explained = jc.explain_choice(kind, nbytes=nbytes, mesh=self.mesh, topology=self.network)
         tried = chosen(explained, plan, f"{plan['seed']} {self.network.digest} {kind} {nbytes}")
-        length = nbytes // _WIDTH
+        length = nbytes // WIDTH
         x = self.numbers(length // self.mesh.size if kind_of(kind).starts_with_shard else length)
 
         def made(by: Any, **more: Any) -> Program:

@@ -1,0 +1,72 @@
+"""The online tuner on emulated networks: steps until it is settled, their cost, and its choice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from experiments.study import CheckError
+from experiments.timing import RESULTS, report
+from experiments.wires import tuning
+from experiments.wires.networks import NETWORKS
+from jaxcoll.emulation import emulate
+
+_NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="tune_wires", description=__doc__)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=_NETWORKS)
+    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+    parser.add_argument("--kib", type=int, default=1024, help="of the weights (%(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="at most (%(default)s)")
+    options = parser.parse_args(argv)
+    report("tune_wires", _rows(options))
+
+
+def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    speed = Fraction(options.mbits * 10**6, 8)
+    for name in options.networks:
+        file = RESULTS / f"tune-wires-{name.replace(' ', '-')}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        # By its name: its own folder would hide modules of the standard library.
+        arguments = [str(file.absolute()), str(options.kib << 10), str(options.steps)]
+        status = emulate(
+            NETWORKS[name](speed), [sys.executable, "-m", tuning.__name__, *arguments], scale=1,
+            environment={"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        if status:
+            raise CheckError(f"the steps on the {name} ended with status {status}")
+        yield {"network": name, **row(json.loads(file.read_text()))}
+
+
+def row(found: dict[str, Any]) -> dict[str, Any]:
+    """What a run says: how soon, at what cost, and how good the choice is.
+
+    Costs are shares of as many steps by the default, and the choice's time over the best one's;
+    both by the medians of the sweep, in which nothing else runs.
+    """
+    medians = {name: statistics.median(seconds) for name, seconds in found["swept"].items()}
+    default = medians.get("None")
+    spent = sum(found["step seconds"])
+    # A step is a little more than its sum, which the sweep times: that of the quickest quarter.
+    usual = sorted(found["step seconds"])[len(found["step seconds"]) // 4]
+    return {
+        "settled": found["done"],
+        "steps": len(found["step seconds"]),
+        "seconds": found["seconds"],
+        "step ms": 1e3 * usual,
+        "lost %": 100 * (spent / (len(found["step seconds"]) * usual) - 1),
+        "candidates": len(medians),
+        "chosen": found["chosen"],
+        "over the best": medians[found["chosen"]] / min(medians.values()) if medians else 1.0,
+        "default over the best": default / min(medians.values()) if default else 1.0,
+    }
