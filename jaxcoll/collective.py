@@ -93,6 +93,8 @@ class Collective:
             given = checks.members(given, "root", CollectiveError)
             roots = tuple(sorted(checks.integers(given, "root", CollectiveError)))
         else:
+            if isinstance(given, (list, tuple)):
+                raise CollectiveError(f"{self.kind} has one root, got {checks.shown(given)}")
             roots = (checks.integer(given, "root", CollectiveError),)
         smallest = min(len(group) for group in self.groups)
         if not roots or len(set(roots)) < len(roots):

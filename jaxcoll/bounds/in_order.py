@@ -22,10 +22,11 @@ and receives one. It takes one way; parallel links on it are as wide as all of t
 no faster than its widest hop, nor than the widest hop into any other rank, however many links it
 has.
 
-*A pair* (half duplex). Two ranks that send to each other share the time of one direction, on any
-number of ways as fast as the slowest link among them. So all that a rank sends and receives takes
-its pairs, in rounds the two widest of them at most: one to send to, one to receive from. All bytes
-together take all pairs.
+*A pair* (half duplex). Two ranks that send to each other share the time of one direction, in which
+messages of that direction flow together: in rounds on one way, no faster than the widest hop of
+either end, in steps on all their links. So all that a rank sends and receives takes its pairs, in
+rounds the two widest of them at most: one to send to, one to receive from. All bytes together take
+all pairs.
 
 *Latencies* (rounds). A rank receives one message at a time, each at least ``l`` long, so that after
 k of these times it knows of 2^k ranks at most, and as many know of it. All contributions to a sum
@@ -81,12 +82,12 @@ def terms(
     # Of a rank: the latency of its messages, each way, by the blocks that it goes through.
     waits = work.blocks * np.minimum(messages.min(axis=0), messages.min(axis=1))
     everyone = work.blocks.min() * least
-    out_of, into = _widest_hops(topology, costs.half_duplex)
     n = topology.num_ranks
     name, way = "steps", "over all its links"
-    ports = topology.out_bandwidth()[:n], topology.in_bandwidth()[:n]
+    out_of, into = ports = topology.out_bandwidth()[:n], topology.in_bandwidth()[:n]
     if costs.order.by_round:
         name, way = "ports", "one message at a time"
+        out_of, into = _widest_hops(topology)
         ports = (
             np.minimum(out_of, _most_of_others(into)),
             np.minimum(into, _most_of_others(out_of)),
@@ -160,17 +161,15 @@ def _of_messages(latencies: Latencies) -> np.ndarray:
     return found
 
 
-def _widest_hops(topology: Topology, is_single: bool) -> tuple[np.ndarray, np.ndarray]:
+def _widest_hops(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
     """The bandwidth of the widest hop out of each rank, and into it; B/s, float64.
 
-    Args:
-        is_single: whether a hop is as wide as a link, and not as all that are parallel to it.
+    A hop is as wide as all links that are parallel on it.
     """
     n, vertices = topology.num_ranks, topology.num_vertices
     pair, which = np.unique(topology.src * vertices + topology.dst, return_inverse=True)
     width = np.zeros(len(pair))
-    gather = np.maximum if is_single else np.add
-    gather.at(width, which, topology.bandwidth)
+    np.add.at(width, which, topology.bandwidth)
     found = np.zeros((2, vertices))
     for way, end in zip(found, (pair // vertices, pair % vertices), strict=True):
         np.maximum.at(way, end, width)

@@ -19,6 +19,7 @@ click), with completion of names and files for bash, zsh and fish.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import importlib
 import os
 import sys
@@ -108,12 +109,14 @@ def application(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Errors that the user can repair are one line on stderr."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = functools.partial(_show_warning, set())
     given = sys.argv[1:] if arguments is None else list(arguments)
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
         return shell_complete(application, {}, "jaxcoll", _COMPLETE, os.environ[_COMPLETE])
+    if any("\0" in argument for argument in given):
+        return _failed("an argument holds a NUL character, which no name has; leave it out", 2)
     try:
         # Not by ``application.main``, which prints a line of its own for Ctrl-C and exits with 1.
         with application.make_context("jaxcoll", given) as context:
@@ -139,11 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed("not enough memory for this size; type a smaller one", 2)
     except OSError as error:
         named = error.strerror and error.filename is not None
-        return _failed(f"{error.filename}: {error.strerror}" if named else one_line(error), 2)
+        return _failed(f"{error.filename}: {error.strerror}" if named else str(error), 2)
     # The library's own refusals only: any other ValueError is a fault of it, and one line of that
     # would read as the user's.
     except (JaxcollError, NotRead, NotProved) as error:
-        return _failed(one_line(error), 2)
+        return _failed(str(error), 2)
     except Exception as error:
         traceback.print_exc()
         what = f"{type(error).__name__}: {one_line(error)}"
@@ -182,5 +185,11 @@ def _missing(error: ModuleNotFoundError) -> str:
     return f"this needs the package {package}; type: {_INSTALLS[package]}"
 
 
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"jaxcoll: warning: {one_line(message)}", file=sys.stderr)
+def _show_warning(
+    told: set[str], message, category, filename, lineno, file=None, line=None
+) -> None:
+    """Each text once: several parts of the library may warn of the same link."""
+    text = one_line(message)
+    if text not in told:
+        told.add(text)
+        print(f"jaxcoll: warning: {text}", file=sys.stderr)

@@ -40,6 +40,8 @@ from jaxcoll.cli.quantities import (
 )
 from jaxcoll.cli.schedules import (
     BUCKET,
+    OF_ROOTS,
+    Roots,
     as_json,
     collective_argument,
     described,
@@ -372,11 +374,12 @@ def _cell(row: jc.comparison.Compared) -> str:
 @network_options
 @collective_argument
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
+@click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @click.option("--exact", is_flag=True, help="The truest known; may take a minute.")
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
 @execution_option
 @as_json
-def bound(network, collective, size, exact, show_all, execution, as_json) -> int:
+def bound(network, collective, size, root, exact, show_all, execution, as_json) -> int:
     """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
@@ -388,13 +391,14 @@ def bound(network, collective, size, exact, show_all, execution, as_json) -> int
     """
     import jaxcoll as jc
 
+    what = jc.Collective(collective, network.num_ranks, root=root)
     with working("finding bounds") as report:
         machine = {"execution": execution}
-        largest = jc.bound(network, collective, size, exact=exact, progress=report, **machine)
-        others = jc.bounds.lower_bounds(network, collective, size, **machine) if show_all else ()
+        largest = jc.bound(network, what, size, exact=exact, progress=report, **machine)
+        others = jc.bounds.lower_bounds(network, what, size, **machine) if show_all else ()
         plain = None
         if network.in_network and not largest.order.waits:
-            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact, **machine)
+            plain = jc.bound(network.forwarding_only(), what, size, exact=exact, **machine)
     found = [largest, *(each for each in others if each != largest)]
     facts = {
         "collective": collective, "nbytes": size, "ranks": network.num_ranks,

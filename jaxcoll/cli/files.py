@@ -150,6 +150,11 @@ def check_target(
     # Checked first: otherwise a search of minutes would end with this error.
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
+        above = folder
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        if not os.path.isdir(above):
+            raise click.UsageError(f"{above} is a file, not a folder; give a path in a folder")
         raise click.UsageError(f"there is no folder {folder}; type: mkdir -p {folder}")
     if path != "-" and os.path.isdir(path):
         raise click.UsageError(f"{path} is a folder; give the path of a file")

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
+from jaxcoll.errors import shown
 from jaxcoll.progress import working
 
 # Ranks up to which a family with a link between every two ranks is built, and all others: more
@@ -186,7 +187,9 @@ def _measured(name: str):
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     form = _form(name, FAMILIES[name].numbers) if name in FAMILIES else f"{name}:AxB[xC]"
     if text and not _SIDES.fullmatch(text):
-        raise click.UsageError(f"{name}:{text[:40]} has numbers with x between them; type {form}")
+        raise click.UsageError(
+            f"{name} takes numbers with x between them, got {shown(text)}; type {form}"
+        )
     numbers = tuple(map(int, text.split("x"))) if text else ()
     if name in FAMILIES:
         wanted = FAMILIES[name].numbers

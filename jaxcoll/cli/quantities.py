@@ -233,9 +233,20 @@ def tell(as_json: bool, facts: Any, *lines: str) -> int:
     return 0
 
 
+# Longer than a name of a file may be.
+_LONG_WORD, _LONG_LINE = 300, 3000
+
+
 def one_line(error: object) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's message in a line, whatever it quotes.
+
+    Words longer than any name are cut, and characters that would act on a terminal are written as
+    Python writes them.
+    """
+    words = (word if len(word) <= _LONG_WORD else f"{word[:60]}..." for word in str(error).split())
+    line = " ".join(words) or type(error).__name__
+    line = line if len(line) <= _LONG_LINE else f"{line[:_LONG_LINE]}..."
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
 _FACTOR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(?:/([0-9]{1,12})|(%))?")
@@ -306,9 +317,12 @@ def after_failures(
 
 
 def _parts(texts: Iterable[str]) -> list[str]:
+    """What stands between commas, in all of these options."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     if "" in parts:
-        raise click.UsageError("between two commas there is nothing; type --without 0-1,5")
+        raise click.UsageError(
+            f"between two commas there is nothing; {FAILURES} take parts as 0-1,5"
+        )
     return parts
 
 

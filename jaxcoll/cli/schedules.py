@@ -118,6 +118,9 @@ collective_argument = click.argument(
 )
 
 
+OF_ROOTS = "Of broadcast and such; of reduce_to_some as 0,3."
+
+
 class Roots(Quantities):
     """A rank, or several separated by commas."""
 
@@ -164,9 +167,7 @@ class SynthesizerName(click.ParamType):
 @click.option(
     "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Per shard, to fix them."
 )
-@click.option(
-    "--root", type=Roots(), metavar="RANK", help="Of broadcast and such; of reduce_to_some as 0,3."
-)
+@click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
@@ -195,6 +196,8 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
 
     import jaxcoll as jc
 
+    if form is not None and output is None:
+        raise click.UsageError("--format is of a file; add --output FILE")
     form = check_target(output, form, as_json=as_json)
     # Of the suffix alone, .xml is microsoft/msccl's and .json the library's: the runtime says more.
     if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
@@ -448,9 +451,7 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
     "--as", "kind", type=click.Choice(KINDS), metavar="COLLECTIVE", help="The one it must be."
 )
 @click.option("--ranks", type=click.IntRange(1), help="How many ranks it must have.")
-@click.option(
-    "--root", type=Roots(), default=0, metavar="RANK", help="Of broadcast and reduce in XML."
-)
+@click.option("--root", type=Roots(), metavar="RANK", help="Of broadcast and reduce in XML; 0.")
 @click.option(
     "--runtime", type=click.Choice(("msccl", "azure", "rccl")),
     help="Whose limits MSCCL XML must keep.",

@@ -101,7 +101,7 @@ class Expected:
     @property
     def of_bound(self) -> float:
         """The part of the bound's speed that is reached: 1 where nothing can be faster."""
-        return self.bound_seconds / self.seconds
+        return self.bound_seconds / self.seconds if self.seconds else 1.0
 
     @property
     def reached(self) -> float | None:

@@ -35,7 +35,8 @@ PROGRAM = "program"  # what a whole HLO program is called in place of a collecti
 
 
 def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | None = None, *,
-               root: int | Sequence[int] = 0, runtime: str | None = None) -> Proof:  # fmt: skip
+               root: int | Sequence[int] | None = None,
+               runtime: str | None = None) -> Proof:  # fmt: skip
     """Prove a file; see ``prove_text``.
 
     Raises:
@@ -56,7 +57,7 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
 
 
 def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
-               root: int | Sequence[int] = 0,
+               root: int | Sequence[int] | None = None,
                runtime: str | None = None) -> Proof:  # fmt: skip
     """Prove a schedule, a program, a plan or compiled HLO, told apart by its content.
 
@@ -64,18 +65,33 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
         kind: the collective that it must be, one of ``KINDS``; the file's own where omitted. HLO
             says none: without a kind only the order of its collectives is proved.
         ranks: how many ranks it must have; the file's own where omitted.
-        root: of a broadcast or reduce in XML, which does not name it; of reduce_to_some several.
+        root: of a rooted collective in a file that does not name it, any but a schedule; 0 where
+            omitted; of reduce_to_some several.
         runtime: of MSCCL XML: ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; one of
             them, whichever, where omitted.
 
     Raises:
-        NotRead: no such file, one that is cut short, of another version, or too large.
+        NotRead: no such file, one that is cut short, of another version, or too large; a root or
+            runtime of a file or collective that has none.
         NotProved: it is read and does not do what is asked, naming rank and chunk where one is
             wrong.
     """
     if kind is not None and kind not in KINDS:
         raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")
-    asked = Asked(kind, ranks, (root,) if isinstance(root, int) else tuple(root), runtime)
+    roots = (root or 0,) if root is None or isinstance(root, int) else tuple(root)
+    proof = _prove(text, Asked(kind, ranks, roots, runtime))
+    # What does not apply would be taken for a part of the proof.
+    if runtime is not None and proof.format != "MSCCL XML":
+        raise NotRead(f"a runtime is of MSCCL XML, and this is {proof.format}; leave it out")
+    kind_row = KINDS.get(proof.collective)
+    if root is not None and (kind_row is None or not kind_row.is_rooted):
+        raise NotRead(f"{proof.collective} has no root, got {quoted(root)}; leave it out")
+    if root is not None and proof.format == "jaxcoll.schedule/1":
+        raise NotRead("a schedule names its own root; leave it out")
+    return proof
+
+
+def _prove(text: str, asked: Asked) -> Proof:
     start = text[:4096].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
         return msccl.prove(text, asked)

@@ -164,11 +164,14 @@ class ExecutionCosts:
         ptr, link = edges.paths_of(far)
         if np.array_equal(ptr, found.path_ptr) and np.array_equal(link, found.path_link):
             return schedule
-        paths = [list(edges.path(e)) for e in range(len(edges))]
+        paths = [edges.path(e) for e in range(len(edges))]
         for i, e in enumerate(far.tolist()):
-            paths[e] = list(found.path(i))
-        routed = Edges.from_paths(schedule.topology, paths)
-        columns = schedule.step, schedule.edge, schedule.chunk, schedule.reduce
+            paths[e] = found.path(i)
+        # Edges of two ranks that took several ways take one, and their sends are one message.
+        number: dict[tuple[int, ...], int] = {}
+        image = np.asarray([number.setdefault(path, len(number)) for path in paths])
+        routed = Edges.from_paths(schedule.topology, list(number))
+        columns = schedule.step, image[schedule.edge], schedule.chunk, schedule.reduce
         return Schedule.from_sends(schedule.topology, schedule.collective, *columns, edges=routed)
 
     def native_seconds(self, kind: str, nbytes: Number, ranks: int) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import Collective, Topology, topologies
+from jaxcoll import Collective, Schedule, Topology, topologies
 from jaxcoll.bounds import bound, lower_bounds
 from jaxcoll.errors import CollectiveError
 from jaxcoll.simulation.execution_costs import ExecutionCosts
@@ -67,10 +67,45 @@ def test_hops_are_as_wide_as_all_that_is_parallel():
     # Rank 0 is joined to rank 1 by two links, to rank 2 by a wide one.
     links = [(0, 1, 0, 2), (0, 1, 0, 3), (0, 2, 0, 9), (1, 0, 0, 99), (2, 0, 0, 99)]
     wide, sent = network(3, links), Collective("broadcast", 3, 1, root=0)
-    for machine, name, seconds in ((IN_ROUNDS, "ports", 12), (IN_STEPS, "steps", 12)):
-        assert term(lower_bounds(wide, sent, 60, execution=machine), name) == seconds
-    # Where pairs are half duplex, one link at a time.
-    assert term(lower_bounds(wide, sent, 60, execution=HALF), "ports") == 20
+    for machine, name in ((IN_ROUNDS, "ports"), (IN_STEPS, "steps"), (HALF, "ports")):
+        assert term(lower_bounds(wide, sent, 60, execution=machine), name) == 12
+
+
+def _there_and_back(ways: int, through_switches: bool) -> tuple[Schedule, Topology]:
+    """An exchange of two ranks, each of whose messages is spread over several equal ways."""
+    middle = range(2, 2 + ways)
+    links = [(0, 1, 0, 1.0), (1, 0, 0, 1.0)] * ways
+    if through_switches:
+        links = [(*ends, 0, 1.0) for m in middle for u in (0, 1) for ends in ((u, m), (m, u))]
+    joined = network(2, sorted(links), num_vertices=2 + ways * through_switches)
+    what = Collective("all_to_all", 2, ways)
+    sends = []
+    for way in range(ways):
+        for u, v in ((0, 1), (1, 0)):
+            hops = ((u, middle[way]), (middle[way], v)) if through_switches else ((u, v),)
+            path = [_links(joined, *hop)[0 if through_switches else way] for hop in hops]
+            chunk = (u * 2 + v) * ways + way
+            sends.append(Send(0, tuple(path), chunk, False))
+    return schedule_of(joined, what, sends), joined
+
+
+def _links(topology: Topology, u: int, v: int) -> list[int]:
+    return np.flatnonzero((topology.src == u) & (topology.dst == v)).tolist()
+
+
+@pytest.mark.parametrize("machine", [IN_STEPS, IN_ROUNDS], ids=["steps", "rounds"])
+@pytest.mark.parametrize("through_switches", [False, True], ids=["parallel", "switches"])
+def test_half_duplex_pairs_use_all_ways_that_their_order_lets_them(machine, through_switches):
+    """They take turns with the ways of one direction, not with each way by itself."""
+    schedule, joined = _there_and_back(3, through_switches)
+    jc.verify(schedule)
+    half = dataclasses.replace(machine, half_duplex=True)
+    time = jc.simulate(schedule, 6, execution=half).time
+    # A round's message to a rank takes one way, on which parallel links are one.
+    one_way = machine is IN_ROUNDS and through_switches
+    assert time == pytest.approx(6 if one_way else 2)
+    least = bound(joined, "all_to_all", 6, execution=half)
+    assert (least.name, least.time) == ("pairs", pytest.approx(time))
 
 
 def test_a_wide_way_out_is_of_no_use_where_no_way_in_is_as_wide():
@@ -93,13 +128,27 @@ def test_two_ranks_that_share_one_direction_take_twice_as_long(machine):
     assert bound(pair, "all_to_all", 1e9, execution=half).name == "pairs"
 
 
-def test_half_duplex_pairs_of_a_complete_network_in_steps():
-    full = topologies.fully_connected(4, alpha=0, bandwidth=1e9)
+def test_half_duplex_pairs_of_a_complete_network_in_steps_send_past_other_ranks():
+    """Of a pair that waits for the other direction, messages of others have the link meanwhile."""
+    full = topologies.fully_connected(3, alpha=0, bandwidth=1e9)
     half = dataclasses.replace(IN_STEPS, half_duplex=True)
-    least = bound(full, "all_gather", 4e9, execution=half)
-    assert (least.name, least.time) == ("pairs", pytest.approx(2.0))
     direct = jc.synthesize(full, "all_gather", "direct", chunks=1)
-    assert jc.simulate(direct, 4e9, execution=half).time == pytest.approx(2.0)
+    assert jc.simulate(direct, 3e9, execution=half).time == pytest.approx(2.0)
+    sends = []
+    for step, turn in ((0, 1), (1, 2)):
+        for u in range(3):
+            v, other = (u + turn) % 3, (u + 2 * turn) % 3
+            straight, around = _links(full, u, v), _links(full, u, other) + _links(full, other, v)
+            sends += [
+                Send(step, tuple(path), 3 * u + piece, False)
+                for piece, path in enumerate((straight, straight, around))
+            ]
+    around = schedule_of(full, Collective("all_gather", 3, 3), sends)
+    jc.verify(around)
+    time = jc.simulate(around, 3e9, execution=half).time
+    assert time == pytest.approx(4 / 3)
+    least = bound(full, "all_gather", 3e9, execution=half)
+    assert least.time == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def _random_network(rng: random.Random) -> Topology:
     if shape in ("one way", "tangle"):
         more = rng.randint(0, 2 * ranks)
         pairs += [tuple(rng.sample(range(vertices), 2)) for _ in range(more)]
+    pairs *= rng.choice((1, 1, 2))  # every link twice
     alphas = rng.choice(([0.0], [1e-6], [0.0, 1e-6, 3e-6], [1e-9, 1.0], [0.0, 1e-6, 1e-3]))
     speeds = rng.choice(([1e9], [25e9, 50e9, 100e9], [1.0, 1e9], [1e9, Fraction(10**10, 3)]))
     src, dst = zip(*pairs, strict=True)

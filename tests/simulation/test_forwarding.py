@@ -93,6 +93,26 @@ def test_a_slow_cable_is_not_gone_around():
     assert simulate(schedule, 100).exact_time == 2
 
 
+def test_messages_of_several_ways_between_two_ranks_are_one_message_on_the_way_of_ip():
+    """Two switches join two ranks; one chunk goes through each, and a third by the first again."""
+    links = [(u, v) for m in (2, 3) for r in (0, 1) for u, v in ((r, m), (m, r))]
+    src, dst = zip(*links, strict=True)
+    pair = Topology(2, src, dst, [0] * 8, [100] * 8, num_vertices=4)  # type: ignore[arg-type]
+    link = {
+        ends: k for k, ends in enumerate(zip(pair.src.tolist(), pair.dst.tolist(), strict=True))
+    }
+    edges = Edges.from_paths(pair, [[link[0, m], link[m, 1]] for m in (2, 3)])
+    chunks, ways = [0, 1, 2], [0, 1, 0]
+    schedule = Schedule.from_sends(
+        pair, Collective("broadcast", 2, 3, root=0), [0] * 3, ways, chunks, edges=edges
+    )
+    sent = FREE.as_sent(schedule)
+    assert sent.num_messages == 1
+    assert sorted(sent.chunk.tolist()) == chunks
+    assert sent.edges.path(int(sent.edge[0])) == (link[0, 2], link[2, 1])
+    assert simulate(schedule, 300, execution=FREE).time == pytest.approx(3)
+
+
 @pytest.mark.parametrize("machine", ["cpu", "gpu", "tpu"])
 def test_devices_send_as_schedules_say(machine):
     costs = costs_of(machine)
