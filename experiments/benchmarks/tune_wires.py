@@ -49,7 +49,7 @@ def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def row(found: dict[str, Any]) -> dict[str, Any]:
-    """What a run says: how soon, at what cost, and how good the choice is.
+    """The row of a run: how soon it settled, at what cost, and how good the choice is.
 
     Costs are shares of as many steps by the default, and the choice's time over the best one's;
     both by the medians of the sweep, in which nothing else runs.
@@ -57,7 +57,8 @@ def row(found: dict[str, Any]) -> dict[str, Any]:
     medians = {name: statistics.median(seconds) for name, seconds in found["swept"].items()}
     default = medians.get("None")
     spent = sum(found["step seconds"])
-    # A step is a little more than its sum, which the sweep times: that of the quickest quarter.
+    # A step is a little more than its sum, which the sweep times: a fast one, at a quarter of
+    # them, stands for all.
     usual = sorted(found["step seconds"])[len(found["step seconds"]) // 4]
     return {
         "settled": found["done"],

@@ -1,4 +1,4 @@
-"""The table of the tuner on wires, from what a rank writes."""
+"""The table of the tuner on wires, made of the line that a rank writes."""
 
 from __future__ import annotations
 
