@@ -32,7 +32,7 @@ RESULTS = {
     "jaxcoll.bounds": {"Bound", "Cost", "Optimality", "Optimum"},
     "jaxcoll.calibration": {"Calibration"},
     "jaxcoll.comparison": {"Compared"},
-    "jaxcoll.execute": {"Explanation", "axis_index", "axis_size", "ppermute"},
+    "jaxcoll.execute": {"Explanation", "Probe", "axis_index", "axis_size", "ppermute"},
     # Rows of a table, which checks them.
     "jaxcoll.measured": {"Curve", "Machine"},
     "jaxcoll.expectation": {"Expectation", "Expected"},

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.configurations import Config, Task
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import cheapest, configured
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.native import JAX_LAX
@@ -127,7 +128,7 @@ def test_a_synthesizer_that_is_no_candidate_runs_on_the_network_too():
     with (
         jc.use_topology(LINE),
         configured.choosing(unknown),
-        pytest.raises(jc.CollectiveError, match="unknown synthesizer 'rings'"),
+        pytest.raises(CollectiveError, match="unknown synthesizer 'rings'"),
     ):
         run.lower(x)
 
