@@ -19,6 +19,10 @@ from tests.training import optax_names
 N, STEPS = 4, 20
 # By itself, without a line search, it turns a change of 1e-7 into one of 0.2 in twenty steps.
 FEW_STEPS = {"optax.scale_by_lbfgs": 3}
+# Its products of matrices sum in an order that XLA takes from the processor. Parameters grow to 13,
+# and in float32 an element of 0.2 then differs by 3e-6 on some processors: with more digits, and
+# held to more of them, the same test tells a wrong update from rounding on all.
+IN_DOUBLE = frozenset(("optax.contrib.scale_by_muon",))
 
 
 def weights(scale=(), empty=(0, 2), half=jnp.float32):
@@ -123,7 +127,12 @@ FAST = ("optax.multi_transform", "optax.apply_if_finite")
     ],
 )
 def test_shards_train_as_whole_parameters(name):
-    check(name, *given_to(name), 1e-6)
+    if name not in IN_DOUBLE:
+        check(name, *given_to(name), 1e-6)
+        return
+    with jax.enable_x64(True):
+        plain, params = given_to(name)
+        check(name, plain, jax.tree.map(lambda x: x.astype(float), params), 1e-12)
 
 
 @pytest.mark.slow
