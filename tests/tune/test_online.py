@@ -289,6 +289,45 @@ def test_the_comparison_finds_wrong_results_and_refuses_other_types():
     assert [compared.equal(i) for i in range(3)] == [True, True, False]
 
 
+def test_where_the_default_is_wrong_the_others_are_compared_with_lax_itself():
+    step, w, x = _step()
+    task = next(iter(tasks_of(step, w, x)))
+    ran = []
+
+    class By:
+        def __init__(self, wrong):
+            self.wrong = wrong
+
+        @property
+        def place(self):
+            raise AssertionError
+
+        def __call__(self, x, config, /):
+            kind = config["algorithm"] if config else "default"
+            total = jax.lax.psum(x, "x")
+            jax.debug.callback(lambda: ran.append(kind))
+            # One rank of eight has a wrong result, and all have to know.
+            return total + (jax.lax.axis_index("x") == 3) if kind == self.wrong else total
+
+    configs = [None, *(Config({"algorithm": name}) for name in ("native", "ring"))]
+    for wrong, expected in (("default", [False, True, True]), ("ring", [True, True, False])):
+        compared = Comparison(Occurrence(task, By(wrong), (128,), (("x", 8),)), configs)
+        compared.compile()
+        assert compared.equal(2) == expected[2]
+        assert [compared.equal(i) for i in range(3)] == expected
+    # Once the default is known to be right, nothing waits for that of jax.lax again.
+    ran.clear()
+    compared = Comparison(Occurrence(task, By("ring"), (128,), (("x", 8),)), configs)
+    compared.compile()
+    compared.equal(0)
+    jax.effects_barrier()
+    assert "native" in ran
+    ran.clear()
+    compared.equal(2)
+    jax.effects_barrier()
+    assert {"default", "ring"} == set(ran)
+
+
 SOME = tuple(
     Config({"algorithm": name, "lowering": "scan", "chunks": chunks})
     for name in ("ring", "direct")
