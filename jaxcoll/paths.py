@@ -211,14 +211,18 @@ def distances_from_ranks(topology: Topology, lengths: np.ndarray) -> np.ndarray:
     Args:
         lengths: of each link, at least 0, float64 of shape (links,).
     """
+    return distances_from(topology, lengths, np.arange(topology.num_ranks))
+
+
+def distances_from(topology: Topology, lengths: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """The same from each of some vertices, float64 of shape (sources, vertices)."""
     # Equal lengths: counting links is exact, and faster than Dijkstra's heap.
-    n = topology.num_ranks
     if topology.num_links and (lengths == lengths[0]).all():
-        hops = np.empty((n, topology.num_vertices), np.int32)
+        hops = np.empty((len(sources), topology.num_vertices), np.int32)
         ptr, link = topology.out_links
-        hops_from(ptr, topology.dst[link], np.arange(n), hops)
+        hops_from(ptr, topology.dst[link], sources, hops)
         return np.where(hops < 0, np.inf, hops * float(lengths[0]))
-    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=np.arange(n))
+    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=sources)
 
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:

@@ -11,6 +11,8 @@
   narrow ones; steps, and the TACOS paper's Ideal;
 - ``all_reduce_times``: data on its way to one rank, and cuts over time that bound it; an
   all_reduce's meeting places, traffic and departures;
+- ``needs``: the bytes that go from rank to rank; ``symmetries``: which vertices are equivalent, so
+  that bounds of thousands of ranks look at one of each;
 - ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
 - ``all_reduce``: the linear program of App. B.7, and exact proofs of its answer.
 """

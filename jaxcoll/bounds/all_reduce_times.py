@@ -39,8 +39,10 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse as sp
 
+from jaxcoll.bounds.needs import Needs
+from jaxcoll.bounds.symmetries import Symmetries
 from jaxcoll.collective import Collective
-from jaxcoll.paths import distances_from_ranks, latency_graph
+from jaxcoll.paths import distances_from, distances_from_ranks, latency_graph
 from jaxcoll.topology import Topology
 
 # Numbers that are looked at for what enters, or leaves, all ranks: enough for 1,024 of degree 6.
@@ -72,13 +74,46 @@ def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """Least latencies from some vertices to each, computed when they are first asked for."""
+
+    topology: Topology
+    found: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def of(self, vertices: np.ndarray) -> np.ndarray:
+        """From each of some vertices, float64 of shape (len(vertices), all vertices)."""
+        missing = [v for v in dict.fromkeys(vertices.tolist()) if v not in self.found]
+        if missing:
+            rows = distances_from(self.topology, self.topology.alpha, np.asarray(missing))
+            self.found.update(zip(missing, rows, strict=True))
+        if len(vertices) == 1:
+            return self.found[int(vertices[0])][None]
+        return np.stack([self.found[v] for v in vertices.tolist()])
+
+    def nearest(self, vertices: np.ndarray) -> np.ndarray:
+        """From the nearest of some vertices, float64 of shape (all vertices,)."""
+        return sp.csgraph.dijkstra(self.graph, indices=np.unique(vertices), min_only=True)
+
+    @functools.cached_property
+    def graph(self) -> sp.csr_matrix:
+        return latency_graph(self.topology)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Latencies:
-    """Least latencies of a network in seconds, each computed when it is first asked for."""
+    """Least latencies of a network in seconds, each computed when it is first asked for.
+
+    Attributes:
+        topology: the network.
+        symmetries: which vertices are equivalent, of a network so large that only those latencies
+            are computed that bounds ask for; None where those of all ranks are.
+    """
 
     # Bounds of the reversed network use the same numbers the other way round, so that ``transpose``
     # hands them on: each is a run of Dijkstra's algorithm from every rank.
 
     topology: Topology
+    symmetries: Symmetries | None = None
 
     @functools.cached_property
     def from_ranks(self) -> np.ndarray:
@@ -97,10 +132,70 @@ class Latencies:
         return self.from_ranks[:, : self.topology.num_ranks]
 
     @functools.cached_property
+    def _ahead(self) -> _Rows:
+        return _Rows(self.topology)
+
+    @functools.cached_property
+    def _behind(self) -> _Rows:
+        return _Rows(self.topology.transpose())
+
+    def _apart(self, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+        """From some vertices to some by the fewer rows, (tails, heads)."""
+        if len(tails) <= len(heads):
+            return self._ahead.of(tails)[:, heads]
+        return self._behind.of(heads)[:, tails].T
+
+    def from_some(self, ranks: np.ndarray, vertices: np.ndarray) -> np.ndarray:
+        """From some ranks to some vertices, float64 of shape (ranks, vertices)."""
+        if self.symmetries is None:
+            return self.from_ranks[np.ix_(ranks, vertices)]
+        return self._apart(ranks, vertices)
+
+    def to_some(self, vertices: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """From some vertices to some ranks, float64 of shape (vertices, ranks)."""
+        if self.symmetries is None:
+            return self.to_ranks[np.ix_(vertices, ranks)]
+        return self._apart(vertices, ranks)
+
+    def from_nearest(self, ranks: np.ndarray, vertices: np.ndarray) -> np.ndarray:
+        """To each of some vertices from the nearest of some ranks, float64 (vertices,)."""
+        if self.symmetries is None:
+            return self.from_some(ranks, vertices).min(axis=0, initial=np.inf)
+        return self._ahead.nearest(ranks)[vertices]
+
+    def to_nearest(self, vertices: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """From each of some vertices to the nearest of some ranks, float64 (vertices,)."""
+        if self.symmetries is None:
+            return self.to_some(vertices, ranks).min(axis=1, initial=np.inf)
+        return self._behind.nearest(ranks)[vertices]
+
+    def reaching(self, ranks: np.ndarray, vertices: np.ndarray) -> np.ndarray:
+        """From each of some ranks to the nearest of some vertices, float64 (ranks,)."""
+        if self.symmetries is None:
+            return self.from_some(ranks, vertices).min(axis=1)
+        return self._behind.nearest(vertices)[ranks]
+
+    def reached(self, vertices: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """To each of some ranks from the nearest of some vertices, float64 (ranks,)."""
+        if self.symmetries is None:
+            return self.to_some(vertices, ranks).min(axis=0)
+        return self._ahead.nearest(vertices)[ranks]
+
+    def typical(self, vertices: np.ndarray) -> np.ndarray:
+        """Those of some vertices that stand for all vertices equivalent to them."""
+        if self.symmetries is None:
+            return vertices
+        return vertices[self.symmetries.first[vertices] == vertices]
+
+    @functools.cached_property
     def meeting_places(self) -> np.ndarray:
-        """Where contributions can meet: the ranks, then the switches that add, int64."""
+        """Where contributions can meet: the ranks, then the switches that add, int64.
+
+        Of equivalent places the first.
+        """
         n = self.topology.num_ranks
-        return np.append(np.arange(n), np.asarray(self.topology.in_network.adding, np.int64))
+        places = np.append(np.arange(n), np.asarray(self.topology.in_network.adding, np.int64))
+        return self.typical(places)
 
     @functools.cached_property
     def _to_all(self) -> np.ndarray:
@@ -109,6 +204,8 @@ class Latencies:
 
     def to_places(self, places: np.ndarray) -> np.ndarray:
         """From each vertex to some places, the first of them the ranks, (vertices, places)."""
+        if self.symmetries is not None:
+            return self._behind.of(places).T
         if len(places) == self.topology.num_ranks:
             return self.to_ranks
         return self._to_all[:, places]
@@ -116,15 +213,21 @@ class Latencies:
     @functools.cached_property
     def from_a_rank(self) -> np.ndarray:
         """To each vertex from the nearest rank, float64 of shape (vertices,)."""
-        return self.from_ranks.min(axis=0)
+        n, vertices = self.topology.num_ranks, self.topology.num_vertices
+        return self.from_nearest(np.arange(n), np.arange(vertices))
 
     @functools.cached_property
     def to_a_rank(self) -> np.ndarray:
         """From each vertex to the nearest rank, float64 of shape (vertices,)."""
-        return self.to_ranks.min(axis=1)
+        n, vertices = self.topology.num_ranks, self.topology.num_vertices
+        return self.to_nearest(np.arange(vertices), np.arange(n))
 
     def transpose(self) -> Latencies:
         """Those of the network with every link reversed."""
+        if self.symmetries is not None:
+            back = Latencies(self._behind.topology, self.symmetries)
+            back.__dict__.update(_ahead=self._behind, _behind=self._ahead)
+            return back
         back = Latencies(self.topology.transpose())
         for name, mirrored in (("from_ranks", self.to_ranks), ("to_ranks", self.from_ranks)):
             back.__dict__[name] = mirrored.T
@@ -146,92 +249,116 @@ class Arrival:
     away: float = 0.0
 
 
-def entering(latencies: Latencies, nbytes: np.ndarray) -> Arrival:
+def entering(
+    latencies: Latencies, nbytes: np.ndarray, sources: np.ndarray, targets: np.ndarray
+) -> Arrival:
     """The data that a rank needs from beyond a distance, over all links into it; the worst of each.
 
     Args:
-        nbytes: bytes that rank v needs of rank u at [u, v], all different; float64.
+        nbytes: bytes that rank targets[v] needs of rank sources[u] at [u, v], all different;
+            float64.
+        sources, targets: ranks, int64.
     """
-    topology, between = latencies.topology, latencies.between
+    topology = latencies.topology
     ptr, link = topology.in_links
     exactly = topology.num_ranks * int(ptr[topology.num_ranks]) <= _MOST_NUMBERS
+    between = latencies.from_some(sources, targets)
+    if len(sources) == 1 and not exactly:
+        room = topology.in_bandwidth()[targets]
+        return _latest(targets, nbytes[0], between[0], room)
     best = Arrival()
-    for v in range(topology.num_ranks):
-        needed = np.flatnonzero(nbytes[:, v] > 0)
+    for i, v in enumerate(targets.tolist()):
+        needed = np.flatnonzero(nbytes[:, i] > 0)
         if not needed.size:
             continue
-        order = needed[np.argsort(-between[needed, v], kind="stable")]
-        away = between[order, v]
+        order = needed[np.argsort(-between[needed, i], kind="stable")]
+        away = between[order, i]
         # From the farthest rank in: at each distance, all that comes from there or beyond.
         last = np.append(away[1:] != away[:-1], True)  # of each distance
-        amount, away = np.cumsum(nbytes[order, v])[last], away[last]
+        amount, away = np.cumsum(nbytes[order, i])[last], away[last]
         into = link[ptr[v] : ptr[v + 1]]
         if exactly:
-            near = latencies.from_ranks[np.ix_(order, topology.src[into])]
+            near = latencies.from_some(sources[order], topology.src[into])
             # A link counts from when data of any rank of the set can be at its tail.
             near = np.minimum.accumulate(near, axis=0)
             times = least_times(topology.bandwidth[into], near[last] + topology.alpha[into], amount)
         else:
             times = away + amount / topology.bandwidth[into].sum()
-        i = int(times.argmax())
-        if times[i] > best.seconds:
-            best = Arrival(float(times[i]), v, float(away[i]))
+        at = int(times.argmax())
+        if times[at] > best.seconds:
+            best = Arrival(float(times[at]), v, float(away[at]))
     return best
 
 
-def leaving(latencies: Latencies, nbytes: np.ndarray) -> Arrival:
+def _latest(ranks: np.ndarray, nbytes: np.ndarray, away: np.ndarray, room: np.ndarray) -> Arrival:
+    """The worst of some ranks, each with one distance to look at."""
+    times = np.where(nbytes > 0, away + nbytes / room, 0.0)
+    if not times.size or not times.any():
+        return Arrival()
+    at = int(times.argmax())
+    return Arrival(float(times[at]), int(ranks[at]), float(away[at]))
+
+
+def leaving(
+    latencies: Latencies, nbytes: np.ndarray, sources: np.ndarray, targets: np.ndarray
+) -> Arrival:
     """The data that a rank has for others, over all links out of it, and on to the farthest.
 
     Args:
-        nbytes: bytes that rank v needs of rank u at [u, v]; other ranks may need the same.
+        nbytes: bytes that rank targets[v] needs of rank sources[u] at [u, v]; other ranks may need
+            the same.
+        sources, targets: ranks, int64.
     """
-    topology, between = latencies.topology, latencies.between
+    topology = latencies.topology
     ptr, link = topology.out_links
     exactly = topology.num_ranks * int(ptr[topology.num_ranks]) <= _MOST_NUMBERS
+    between = latencies.from_some(sources, targets)
+    if len(targets) == 1 and not exactly:
+        room = topology.out_bandwidth()[sources]
+        return _latest(sources, nbytes[:, 0], between[:, 0], room)
     best = Arrival()
-    for u in range(topology.num_ranks):
-        needing = np.flatnonzero(nbytes[u] > 0)
+    for i, u in enumerate(sources.tolist()):
+        needing = np.flatnonzero(nbytes[i] > 0)
         if not needing.size:
             continue
         out = link[ptr[u] : ptr[u + 1]]
         if exactly:
-            onward = latencies.to_ranks[np.ix_(topology.dst[out], needing)].T
+            onward = latencies.to_some(topology.dst[out], targets[needing]).T
             times = least_times(
-                topology.bandwidth[out], onward + topology.alpha[out], nbytes[u, needing]
+                topology.bandwidth[out], onward + topology.alpha[out], nbytes[i, needing]
             )
         else:
-            times = between[u, needing] + nbytes[u, needing] / topology.bandwidth[out].sum()
-        i = int(times.argmax())
-        if times[i] > best.seconds:
-            best = Arrival(float(times[i]), u, float(between[u, needing[i]]))
+            times = between[i, needing] + nbytes[i, needing] / topology.bandwidth[out].sum()
+        at = int(times.argmax())
+        if times[at] > best.seconds:
+            best = Arrival(float(times[at]), u, float(between[i, needing[at]]))
     return best
 
 
-def across(latencies: Latencies, inside: np.ndarray, nbytes: np.ndarray) -> Arrival:
+def across(latencies: Latencies, inside: np.ndarray, needs: Needs) -> Arrival:
     """The data that a rank outside a set of vertices needs of the ranks inside; the worst rank.
 
     Args:
         inside: the set, bool of shape (vertices,).
-        nbytes: as of ``entering``.
+        needs: all different.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
     out = inside[topology.src] & ~inside[topology.dst]
-    amount = np.where(inside[:n], 0.0, inside[:n] @ nbytes)
+    amount = np.where(inside[:n], 0.0, needs.out_of(inside[:n]))
     targets = np.flatnonzero(amount > 0)
     if not targets.size:
         return Arrival()
-    sources = np.flatnonzero(inside[:n] & (nbytes[:, targets] > 0).any(axis=1))
+    sources = needs.sources[inside[needs.sources]]
+    sources = sources[needs.sending(sources, targets)]
     tails, tail = np.unique(topology.src[out], return_inverse=True)
     heads, head = np.unique(topology.dst[out], return_inverse=True)
-    early = latencies.from_ranks[np.ix_(sources, tails)].min(axis=0)[tail] + topology.alpha[out]
-    onward = latencies.to_ranks[np.ix_(heads, targets)].T
+    early = latencies.from_nearest(sources, tails)[tail] + topology.alpha[out]
     if len(targets) > _MOST_TARGETS:
         room = topology.bandwidth[out].sum()
         # Targets that need the most, or are farthest, by a time that takes no sorting of links.
-        soon = onward.min(axis=1) + amount[targets] / room
-        some = np.argsort(-soon, kind="stable")[:_MOST_TARGETS]
-        targets, onward = targets[some], onward[some]
-    late = early + onward[:, head]
+        soon = latencies.reached(heads, targets) + amount[targets] / room
+        targets = targets[np.argsort(-soon, kind="stable")[:_MOST_TARGETS]]
+    late = early + latencies.to_some(heads, targets).T[:, head]
     times = least_times(topology.bandwidth[out], late, amount[targets])
     i = int(times.argmax())
     return Arrival(float(times[i]), int(targets[i]), float(late[i].min()))
@@ -245,7 +372,10 @@ def meeting(latencies: Latencies, what: Collective) -> tuple[float, str]:
     """
     best, reason = 0.0, "no rank needs anything from another"
     n, places = latencies.topology.num_ranks, latencies.meeting_places
-    there, onward = latencies.from_ranks[:, places], latencies.to_ranks[places]
+    there, onward = (
+        latencies.from_some(np.arange(n), places),
+        latencies.to_some(places, np.arange(n)),
+    )
     for group in what.groups:
         if len(group) > 1:
             members, wanting = list(group), list(what.ending(group))
@@ -297,11 +427,12 @@ def departures(
         # Parts are 0, 1, ...
         onward = np.minimum.reduceat(each.to_places(places)[order], first, axis=0)
         onward[part[places], np.arange(len(places))] = -np.inf  # what meets there may stay
+        far = each.to_some(places, np.arange(topology.num_ranks))
         moments = []
         for group in what.groups:
             members = list(group)
             with_members = np.unique(ranks[members])
-            to_go = onward[with_members] + each.to_ranks[places][:, members].max(axis=1)
+            to_go = onward[with_members] + far[:, members].max(axis=1)
             # For every meeting place the parts that need longest come first. The least time of the
             # k-th over all places is needed by k parts wherever sums meet. The part of the place
             # itself needs none, hence one fewer.
@@ -348,7 +479,7 @@ def traffic(
     makers = np.append(ranks, part[list(topology.in_network.copying)])
     leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], makers)
     if len(together) == 1 and len(np.unique(ranks)) < len(ranks):
-        rest = rests(topology, together[0], part, leaves, known)
+        rest = rests(latencies, together[0], part, leaves, known)
     else:
         rest = topology.alpha[leaves] + latencies.to_a_rank[topology.dst[leaves]]
         rest = np.minimum(rest, known)
@@ -382,10 +513,12 @@ def crossed(
         late = idle[out]
         if len(groups) == 1 and parted:
             member = np.isin(np.arange(n), groups[0])
-            early = latencies.from_ranks[member & inside[:n]][:, topology.src[out]]
-            onward = latencies.to_ranks[topology.dst[out]][:, member & ~inside[:n]]
-            late = topology.alpha[out] + early[early.min(axis=1).argmax()]
-            late = late + onward[:, onward.min(axis=0).argmax()]
+            src, dst = topology.src[out], topology.dst[out]
+            near, beyond = (np.flatnonzero(member & side) for side in (inside[:n], ~inside[:n]))
+            first = near[latencies.reaching(near, np.unique(src)).argmax()]
+            last = beyond[latencies.reached(np.unique(dst), beyond).argmax()]
+            late = topology.alpha[out] + latencies.from_some(np.array([first]), src)[0]
+            late = late + latencies.to_some(dst, np.array([last]))[:, 0]
         time = least_times(topology.bandwidth[out], late[None], np.array([parted * nbytes]))[0]
         if time > best:
             best, place = float(time), i
@@ -396,7 +529,7 @@ def crossed(
 
 
 def rests(
-    topology: Topology,
+    latencies: Latencies,
     members: np.ndarray,
     part: np.ndarray,
     leaves: np.ndarray,
@@ -438,18 +571,30 @@ def rests(
         known: a time in seconds that no run beats. The two times of little use are cut short where
             they would not fit in it, so that they never overlap.
     """
+    topology, n = latencies.topology, latencies.topology.num_ranks
+    links, which = _distinct(latencies, np.flatnonzero(leaves))
     graph = latency_graph(topology)
-    n = topology.num_ranks
-    ends, out = np.unique(topology.dst[leaves], return_inverse=True)
+    ends, out = np.unique(topology.dst[links], return_inverse=True)
     late = _late(sp.csgraph.dijkstra(graph, indices=ends)[:, :n], members, part)[out]
-    late = np.minimum(topology.alpha[leaves][:, None] + late, known)
-    starts, back = np.unique(topology.src[leaves], return_inverse=True)
+    late = np.minimum(topology.alpha[links][:, None] + late, known)
+    starts, back = np.unique(topology.src[links], return_inverse=True)
     reach = sp.csgraph.dijkstra(graph.T.tocsr(), indices=starts)[:, :n][:, members]
     same = part[starts][:, None] == part[members]
     room = known - late.max(axis=1)
     early = np.minimum(reach[back], room[:, None])
     inside = same[back]
-    return late.mean(axis=1) + (early * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
+    found = late.mean(axis=1)
+    found += (early * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
+    return found[which]
+
+
+def _distinct(latencies: Latencies, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Links of which none is equivalent to another, and which of them stands for each, int64."""
+    topology = latencies.topology
+    first = (latencies.symmetries or Symmetries.none(topology)).first
+    columns = (topology.alpha[links], first[topology.src[links]], first[topology.dst[links]])
+    _, at, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    return links[at], which.ravel()
 
 
 def _late(latency: np.ndarray, members: np.ndarray, part: np.ndarray) -> np.ndarray:

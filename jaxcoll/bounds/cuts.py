@@ -22,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.bounds.all_reduce_times import Latencies, least_times
+from jaxcoll.bounds.needs import Needs
 from jaxcoll.bounds.throughput import Optimum, bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
@@ -206,7 +207,7 @@ def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int]
 
 
 def crossing(
-    latencies: Latencies, sets: Sequence[np.ndarray], nbytes: np.ndarray, is_copied: bool
+    latencies: Latencies, sets: Sequence[np.ndarray], needs: Needs, is_copied: bool
 ) -> tuple[float, int]:
     """The longest that all data of all ranks together take out of one of the sets, and which.
 
@@ -214,7 +215,7 @@ def crossing(
 
     Args:
         sets: bool of shape (vertices,) each.
-        nbytes: bytes that rank v needs of rank u at [u, v], float64.
+        needs: of all ranks.
         is_copied: whether all ranks that need something of rank u need the same.
 
     Returns:
@@ -223,12 +224,7 @@ def crossing(
     topology, n = latencies.topology, latencies.topology.num_ranks
     idle = latencies.from_a_rank[topology.src] + topology.alpha
     idle = idle + latencies.to_a_rank[topology.dst]
-    within = np.stack(sets)[:, :n].T.astype(float)
-    if is_copied:
-        has_target = ((nbytes > 0).astype(float) @ (1 - within)) > 0
-        amounts = nbytes.max(axis=1) @ (within * has_target)
-    else:
-        amounts = (within * (nbytes @ (1 - within))).sum(axis=0)
+    amounts = needs.across(np.stack(sets)[:, :n].T.astype(float), is_copied)
     best, place = 0.0, 0
     for i, inside in enumerate(sets):
         out = inside[topology.src] & ~inside[topology.dst]
@@ -238,7 +234,7 @@ def crossing(
     return best, place
 
 
-def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
+def spreading(latencies: Latencies, needs: Needs) -> tuple[float, str]:
     """Copies that ranks make: each of p parts gets the data it needs from a rank of another part.
 
     Switches that only forward copy nothing (``jaxcoll.paths``), so every part that needs a byte
@@ -251,34 +247,37 @@ def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
     reaches them in time before ranks near them have it to pass on is the root's work.
 
     Args:
-        nbytes: bytes that rank v needs of rank u at [u, v], the same for all v; float64.
+        needs: the same of rank u for all that need something of it.
 
     Returns:
         Seconds, and the parts in words.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
-    sources = np.flatnonzero((nbytes > 0).any(axis=1))
-    early = latencies.from_ranks[sources].min(axis=0, initial=np.inf)[topology.src] + topology.alpha
-    share, needed = nbytes.max(axis=1), nbytes > 0
+    sources, vertices = needs.sources, np.arange(topology.num_vertices)
+    early = latencies.from_nearest(sources, vertices)[topology.src] + topology.alpha
+    share = needs.largest
     best, name = 0.0, ""
-    levels = np.zeros(1)
+    levels, away = np.zeros(1), None
     if len(sources) == 1:
-        away = np.unique(latencies.between[sources[0], needed[sources[0]]])
-        levels = away[:: -(-len(away) // _MOST_LEVELS)]
+        away = latencies.from_some(sources, needs.targets)[0]
+        distinct = np.unique(away)
+        levels = distinct[:: -(-len(distinct) // _MOST_LEVELS)]
     for part in parts(topology):
         numbers, place = np.unique(part[:n], return_inverse=True)
         makers = np.append(part[:n], part[list(topology.in_network.copying)])
         leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], makers)
         for level in levels:
-            apart = needed & (latencies.between >= level)
-            targets = apart.any(axis=0)
-            rows, columns = np.nonzero(apart)
-            in_need = np.zeros((n, len(numbers)), bool)
-            in_need[rows, place[columns]] = True
-            in_need[np.arange(n), place] = False
-            onward = latencies.to_ranks[:, targets].min(axis=1, initial=np.inf)
+            if away is None:
+                targets = needs.targets
+                in_need = needs.parts_in_need(place, len(numbers))
+            else:
+                targets = needs.targets[away >= level]
+                others = np.setdiff1d(place[targets], place[sources])
+                in_need = np.zeros(n, np.int64)
+                in_need[sources] = len(others)
+            onward = latencies.to_nearest(vertices, targets)
             late = (early + onward[topology.dst])[leaves]
-            copies = float(in_need.sum(axis=1) @ share)
+            copies = float(in_need @ share)
             time = least_times(topology.bandwidth[leaves], late[None], np.array([copies]))[0]
             if time > best:
                 whole = "ranks" if len(numbers) == n else f"{len(numbers)} parts of the network"

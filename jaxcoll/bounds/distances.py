@@ -25,11 +25,19 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.bounds.cuts import as_collective, as_size, needs_of
+from jaxcoll.bounds.needs import Needs
+from jaxcoll.bounds.symmetries import Symmetries
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics.program import Program
 from jaxcoll.numerics.rational import Number
-from jaxcoll.paths import exact_latency, hop_distances, latency_distances, least_distances
+from jaxcoll.paths import (
+    distances_from,
+    exact_latency,
+    hop_distances,
+    latency_distances,
+    least_distances,
+)
 from jaxcoll.topology import Topology
 
 # Flows (sources times links) up to which the program is solved: a tenth of a second.
@@ -57,7 +65,11 @@ class Transport(NamedTuple):
 
 
 def transport_bound(
-    topology: Topology, nbytes: np.ndarray, rest: np.ndarray, flows: int = FLOWS
+    topology: Topology,
+    needs: Needs,
+    rest: np.ndarray,
+    flows: int = FLOWS,
+    symmetries: Symmetries | None = None,
 ) -> Transport:
     """The best bound of ``lengths_of``: bytes times distance, over what the links carry at once.
 
@@ -77,16 +89,15 @@ def transport_bound(
     way needs less: it holds only where every rank needs data of its own.
 
     Args:
-        nbytes: bytes that go from rank u to rank v, float64 of shape (ranks, ranks).
+        needs: bytes that go from rank to rank.
         rest: seconds before the end by which each link must be done, at least 0, and at most some
             time that no schedule can beat; float64 of shape (links,).
         flows: work that may be spent on the lengths, see ``narrow_links``.
+        symmetries: that the bytes have, too; of equivalent ranks one is looked at.
     """
     best = Transport(0.0, "")
-    for lengths, name in lengths_of(topology, nbytes, flows):
-        distances = least_distances(topology, lengths)
-        needed = nbytes > 0
-        work = float((nbytes[needed] * distances[needed]).sum())
+    for lengths, name in lengths_of(topology, needs, flows):
+        work = _work(topology, needs, lengths, symmetries)
         capacity = lengths * topology.bandwidth
         if capacity.sum() > 0:
             time = (work + float((capacity * rest).sum())) / float(capacity.sum())
@@ -94,9 +105,29 @@ def transport_bound(
     return best
 
 
-def lengths_of(
-    topology: Topology, nbytes: np.ndarray, flows: int
-) -> Iterator[tuple[np.ndarray, str]]:
+def _work(
+    topology: Topology, needs: Needs, lengths: np.ndarray, symmetries: Symmetries | None
+) -> float:
+    """All bytes times the distances that they go."""
+    n = topology.num_ranks
+    everyone = np.arange(n)
+    if symmetries is None:
+        distances, nbytes = least_distances(topology, lengths), needs.block(everyone, everyone)
+        return float((nbytes[nbytes > 0] * distances[nbytes > 0]).sum())
+    if len(needs.targets) < len(needs.sources):  # fewer rows of distances on the reversed network
+        mirrored = np.empty_like(lengths)
+        mirrored[topology.transpose_links()] = lengths
+        return _work(topology.transpose(), needs.reversed(), mirrored, symmetries)
+    sources, count = needs.sources, np.ones(1)
+    if symmetries.keep(topology, lengths):
+        sources, count = np.unique(symmetries.first[sources], return_counts=True)
+    nbytes = needs.block(sources, everyone)
+    distances = distances_from(topology, lengths, sources)[:, :n]
+    each = np.where(nbytes > 0, nbytes * distances, 0.0).sum(axis=1)
+    return float((each * count).sum())
+
+
+def lengths_of(topology: Topology, needs: Needs, flows: int) -> Iterator[tuple[np.ndarray, str]]:
     """Lengths of links that give good bounds, float64 of shape (links,), each with its name.
 
     1 for every link, so that distances are hops; seconds per byte, so that slow links are long;
@@ -106,8 +137,8 @@ def lengths_of(
     """
     ones = np.ones(topology.num_links)
     yield ones, "links"
-    if min((nbytes > 0).any(axis=axis).sum() for axis in (0, 1)) > 1:
-        narrow = narrow_links(topology, nbytes, flows)
+    if min(len(needs.sources), len(needs.targets)) > 1:
+        narrow = narrow_links(topology, needs, flows)
         if narrow is not None:
             yield narrow, "lengths of the narrow links"
         yield from _along_dimensions(topology)
@@ -135,18 +166,20 @@ def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
             yield lengths.astype(float), f"links along the dimension of {side}"
 
 
-def narrow_links(topology: Topology, nbytes: np.ndarray, flows: int = FLOWS) -> np.ndarray | None:
+def narrow_links(topology: Topology, needs: Needs, flows: int = FLOWS) -> np.ndarray | None:
     """Lengths of the links, float64 of shape (links,); None where they take too much work.
 
     Args:
-        nbytes: bytes that go from rank u to rank v, float64 of shape (ranks, ranks).
+        needs: bytes that go from rank to rank.
         flows: sources times links up to which the program is solved.
     """
-    size = int((nbytes > 0).any(axis=1).sum()) * topology.num_links
-    if size <= flows:
-        return _solved(topology, nbytes)
+    size = len(needs.sources) * topology.num_links
     steps = min(_STEPS, _CLIMB // size)
-    return _climbed(topology, nbytes, steps) if steps > 1 else None
+    if size > flows and steps <= 1:
+        return None
+    everyone = np.arange(topology.num_ranks)
+    nbytes = needs.block(everyone, everyone)
+    return _solved(topology, nbytes) if size <= flows else _climbed(topology, nbytes, steps)
 
 
 def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:

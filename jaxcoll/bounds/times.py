@@ -48,7 +48,9 @@ from jaxcoll.bounds.cuts import (
     spreading,
 )
 from jaxcoll.bounds.distances import transport_bound
+from jaxcoll.bounds.needs import Listed, Needs, OfGroups
 from jaxcoll.bounds.partitions import narrowest_partition
+from jaxcoll.bounds.symmetries import LARGE, Symmetries
 from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
@@ -300,7 +302,7 @@ def _exact_of_copies(
     back = arrival_over_time(latencies.transpose(), nbytes.T, known)
     found.append(Bound(back.seconds, "flow", f"a flow over time of the data for rank {back.rank}"))
     rest = topology.alpha + latencies.to_a_rank[topology.dst]
-    moved = transport_bound(topology, nbytes, np.minimum(rest, known), MOST_FLOWS)
+    moved = transport_bound(topology, Listed(nbytes), np.minimum(rest, known), MOST_FLOWS)
     return [*found, Bound(moved.time, "traffic", f"bytes times distance, in {moved.lengths}")]
 
 
@@ -363,13 +365,13 @@ def _distances(latencies: Latencies, what: Collective) -> list[Bound]:
     if what.traits.copies_sums:
         time, reason = sums.meeting(latencies, what)
         return [Bound(time, "distance", reason)]
-    return [_farthest(latencies, needs_of(what))]
+    return [_farthest(latencies, _needs(latencies, what, 1.0))]
 
 
 def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound, ...]:
     """Those of links that work by themselves."""
     topology, what, is_one = _of_one_group(topology, what)
-    latencies, found = Latencies(topology), []
+    latencies, found = _latencies(topology, what), []
     if what.traits.copies_sums:
         found += _distances(latencies, what)
     for each in what.for_each_root():
@@ -390,6 +392,23 @@ def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound,
     )
 
 
+def _latencies(topology: Topology, what: Collective) -> Latencies:
+    """Latencies as bounds of links ask for them: of large networks by equivalent vertices."""
+    if topology.num_ranks * topology.num_vertices < LARGE:
+        return Latencies(topology)
+    # Symmetries of the network are those of the collective where all ranks do the same.
+    if _is_of_all(what) and not what.traits.has_root and not what.traits.has_roots:
+        return Latencies(topology, Symmetries.of(topology))
+    return Latencies(topology, Symmetries.none(topology))
+
+
+def _needs(latencies: Latencies, what: Collective, size: float) -> Needs:
+    """The bytes from rank to rank, listed where all latencies are."""
+    if latencies.symmetries is None:
+        return Listed(needs_of(what) * size)
+    return OfGroups.of(what, size)
+
+
 def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Collective, bool]:
     """A collective of groups on copies of a network as that of one group, and whether it is one.
 
@@ -404,9 +423,10 @@ def _bounds_of_copies(
     latencies: Latencies, what: Collective, size: float, is_backwards: bool
 ) -> list[Bound]:
     """Those of a collective that sums nothing, or of one that does, run backwards."""
-    topology, nbytes = latencies.topology, needs_of(what) * size
-    farthest = _farthest(latencies, nbytes)
-    if not nbytes.any():
+    topology, needs = latencies.topology, _needs(latencies, what, size)
+    farthest = _farthest(latencies, needs)
+    sources, targets = needs.sources, needs.targets
+    if not sources.size:
         return [farthest]
     into, out_of = ("egress", "ingress") if is_backwards else ("ingress", "egress")
     # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
@@ -414,26 +434,31 @@ def _bounds_of_copies(
     # links bound it too.
     is_copied = what.traits.copies
     back = latencies.transpose()
-    found = [_of_a_rank(entering(latencies, nbytes), into)]
+    to, of = latencies.typical(targets), latencies.typical(sources)
+    found = [_of_a_rank(entering(latencies, needs.block(sources, to), sources, to), into)]
     if is_copied:
-        found.append(_of_a_rank(leaving(latencies, nbytes), out_of))
+        found.append(_of_a_rank(leaving(latencies, needs.block(of, targets), of, targets), out_of))
     else:
-        found.append(_of_a_rank(entering(back, nbytes.T), out_of))
+        data = needs.block(of, targets).T
+        found.append(_of_a_rank(entering(back, data, targets, of), out_of))
     sets = narrow_sets(topology, what)
-    found += [_of_a_set(across(latencies, s, nbytes), s, topology, is_backwards) for s in sets]
+    found += [_of_a_set(across(latencies, s, needs), s, topology, is_backwards) for s in sets]
     if not is_copied:
         sets += narrow_sets(back.topology, what.dual())
-        found += [_of_a_set(across(back, s, nbytes.T), s, topology, True) for s in sets]
+        mirrored = needs.reversed()
+        found += [_of_a_set(across(back, s, mirrored), s, topology, True) for s in sets]
     if sets:
-        time, place = crossing(latencies, sets, nbytes, is_copied)
+        time, place = crossing(latencies, sets, needs, is_copied)
         found.append(_of_a_set(Arrival(time), sets[place], topology, is_backwards))
     if is_copied:
-        time, name = spreading(latencies, nbytes)
+        time, name = spreading(latencies, needs)
         found.append(Bound(time, "traffic", f"what is copied from part to part of {name}"))
     else:
         known = max(b.time for b in found)
         rest = topology.alpha + latencies.to_a_rank[topology.dst]
-        moved = transport_bound(topology, nbytes, np.minimum(rest, known))
+        moved = transport_bound(
+            topology, needs, np.minimum(rest, known), symmetries=latencies.symmetries
+        )
         reason = f"bytes times distance, in {moved.lengths}, over what all links carry together"
         found.append(Bound(moved.time, "traffic", reason))
     return [farthest, *found]
@@ -444,12 +469,12 @@ def _bounds_of_sums(
 ) -> list[Bound]:
     """Those of an all_reduce, which are the same forwards and backwards, but for the distance."""
     topology, back = latencies.topology, latencies.transpose()
-    if not needs_of(what).any():
+    needs = _needs(latencies, what, size)
+    if not needs.sources.size:
         return []
     # A contribution reaches each other rank, in some sum: for its rank alone it is a broadcast.
-    from_one = _one_source_each(latencies, what, size)
-    found = [_of_a_rank(entering(latencies, from_one), "ingress")]
-    found.append(_of_a_rank(entering(back, _one_source_each(back, what, size)), "egress"))
+    found = [_of_a_rank(_from_the_farthest(latencies, needs, size), "ingress")]
+    found.append(_of_a_rank(_from_the_farthest(back, needs, size), "egress"))
     sets = narrow_sets(topology, what)
     sets += narrow_sets(back.topology, what)
     if sets:
@@ -502,14 +527,14 @@ def _largest_of_each(found: list[Bound]) -> list[Bound]:
     return list(best.values())
 
 
-def _one_source_each(latencies: Latencies, what: Collective, size: float) -> np.ndarray:
-    """The data that a rank needs of the one farthest from it, and nothing of others."""
-    apart = np.where(needs_of(what) > 0, latencies.between, -1.0)
-    farthest = apart.argmax(axis=0)
-    nbytes = np.zeros_like(apart)
-    every = np.arange(len(apart))
-    nbytes[farthest, every] = np.where(apart[farthest, every] >= 0, size, 0.0)
-    return nbytes
+def _from_the_farthest(latencies: Latencies, needs: Needs, size: float) -> Arrival:
+    """When a rank has the data of the one farthest from it, and needs nothing of others."""
+    sources, targets = needs.sources, latencies.typical(needs.targets)
+    needed = needs.block(sources, targets) > 0
+    farthest = np.where(needed, latencies.from_some(sources, targets), -1.0).argmax(axis=0)
+    nbytes = np.zeros(needed.shape)
+    nbytes[farthest, np.arange(len(targets))] = size
+    return entering(latencies, nbytes, sources, targets)
 
 
 def _of_a_rank(arrival: Arrival, name: str) -> Bound:
@@ -530,13 +555,15 @@ def _ranks(vertices: np.ndarray, topology: Topology) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
 
 
-def _farthest(latencies: Latencies, nbytes: np.ndarray) -> Bound:
+def _farthest(latencies: Latencies, needs: Needs) -> Bound:
     """The largest latency between a rank that has data and one that needs it."""
-    far = np.where(nbytes > 0, latencies.between, -1.0)
-    u, v = np.unravel_index(int(far.argmax()), far.shape)
-    if far[u, v] < 0:
+    sources, targets = latencies.typical(needs.sources), needs.targets
+    if not sources.size:
         return Bound(0.0, "distance", _NOTHING)
-    return Bound(float(far[u, v]), "distance", f"from rank {u} to rank {v}")
+    needed = needs.block(sources, targets) > 0
+    far = np.where(needed, latencies.from_some(sources, targets), -1.0)
+    u, v = np.unravel_index(int(far.argmax()), far.shape)
+    return Bound(float(far[u, v]), "distance", f"from rank {sources[u]} to rank {targets[v]}")
 
 
 def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jaxcoll import Collective, bound, simulate, synthesize, topologies
 from jaxcoll.bounds import lower_bounds
 from jaxcoll.bounds.distances import transport_bound
+from jaxcoll.bounds.needs import Listed
 from jaxcoll.simulation import MODELS
 from jaxcoll.topology import Topology
 
@@ -62,7 +63,7 @@ def problems(draw):
 @given(problems())
 def test_no_lengths_beat_the_linear_program(problem):
     topology, nbytes = problem
-    found = transport_bound(topology, nbytes, np.zeros(topology.num_links))
+    found = transport_bound(topology, Listed(nbytes), np.zeros(topology.num_links))
     assert found.time <= concurrent_flow_time(topology, nbytes) * (1 + 1e-9) + 1e-12
 
 
@@ -71,7 +72,7 @@ def test_no_lengths_beat_the_linear_program(problem):
 )
 def test_on_edge_transitive_networks_hops_reach_the_linear_program(topology):
     nbytes = np.ones((topology.num_ranks,) * 2) - np.eye(topology.num_ranks)
-    found = transport_bound(topology, nbytes, np.zeros(topology.num_links))
+    found = transport_bound(topology, Listed(nbytes), np.zeros(topology.num_links))
     assert found.time == pytest.approx(concurrent_flow_time(topology, nbytes))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.bounds.all_reduce_times import Latencies, across, entering, least_times, leaving
+from jaxcoll.bounds.needs import Listed
 from jaxcoll.bounds.times import arrival_over_time
 from jaxcoll.topology import Topology
 
@@ -89,13 +90,13 @@ def bytes_between(draw, n: int) -> np.ndarray:
 def test_no_bound_is_above_the_maximum_flow_over_time(topology, data):
     """Of a gather to every rank: any cut over time, whatever was cut, and any set of vertices."""
     n, nbytes = topology.num_ranks, data.draw(bytes_between(topology.num_ranks))
-    latencies = Latencies(topology)
+    latencies, ranks = Latencies(topology), np.arange(n)
     inside = np.asarray(data.draw(st.lists(st.booleans(), min_size=topology.num_vertices,
                                            max_size=topology.num_vertices)))  # fmt: skip
     for found in (
-        entering(latencies, nbytes),
-        leaving(latencies, nbytes),
-        across(latencies, inside, nbytes),
+        entering(latencies, nbytes, ranks, ranks),
+        leaving(latencies, nbytes, ranks, ranks),
+        across(latencies, inside, Listed(nbytes)),
     ):
         if not found.seconds:
             continue
@@ -110,7 +111,7 @@ def test_the_exact_arrival_is_the_maximum_flow_over_time(topology, data):
     """Within the tick in which the last of it comes."""
     n, nbytes = topology.num_ranks, data.draw(bytes_between(topology.num_ranks))
     latencies = Latencies(topology)
-    known = entering(latencies, nbytes).seconds
+    known = entering(latencies, nbytes, np.arange(n), np.arange(n)).seconds
     if not known:
         return
     found = max(arrival_over_time(latencies, nbytes, known).seconds, known)
@@ -129,7 +130,8 @@ def test_the_exact_arrival_is_the_maximum_flow_over_time(topology, data):
 def test_the_exact_arrival_is_found_from_any_time_that_it_is_above(topology, data):
     """Flows are no less than cuts, to within one of the 48 ticks of the time that is known."""
     latencies, nbytes = Latencies(topology), data.draw(bytes_between(topology.num_ranks))
-    least = entering(latencies, nbytes).seconds
+    ranks = np.arange(topology.num_ranks)
+    least = entering(latencies, nbytes, ranks, ranks).seconds
     if not least:
         return
     found = arrival_over_time(latencies, nbytes, least / 2)
