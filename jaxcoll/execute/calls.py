@@ -6,7 +6,6 @@ Resolves axis names to ranks, chooses the schedule, and checks operands.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -136,7 +135,20 @@ class RunBy:
     place: stated.Place
 
     def __call__(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
-        return self.call.run_by(x, config)
+        call = self.call
+        if config is None:
+            return call.run_as_it_says(x)
+        groups = checked_groups(call.groups, call.axes)
+        collective = Collective(call.kind, call.axes.num_ranks, 1, groups, call.root)  # type: ignore[arg-type]
+        nbytes = call.nbytes(x, groups)
+
+        def named(algorithm: str, chunks: int) -> tuple[Axes, Schedule]:
+            return self.place.axes, scheduled(self.place, nbytes, algorithm, chunks)
+
+        typed: dict[str, Any] = {"op": call.op, "invarying": call.invarying}
+        return configured.run(
+            collective, call.axes, x, config, lambda: call.chosen(x), named, **typed
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,38 +214,19 @@ class Call:
         # A tuned configuration may add in another order.
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
-            return self.run_by(x, None)
+            return self.run_as_it_says(x)
         place = self._place(x)
         return choices.run(self._task(x, place), x, RunBy(self, place))
 
-    def run_by(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
-        """Run by a configuration, or as the call says."""
-        if config is not None:
-            groups = checked_groups(self.groups, self.axes)
-            collective = Collective(self.kind, self.axes.num_ranks, 1, groups, self.root)  # type: ignore[arg-type]
-            typed: dict[str, Any] = {"op": self.op, "invarying": self.invarying}
-            return configured.run(
-                collective,
-                self.axes,
-                x,
-                config,
-                default=lambda: self._chosen(x),
-                named=functools.partial(self._named, x),
-                **typed,
-            )
-        axes, chosen = self._chosen(x)
+    def run_as_it_says(self, x: jax.Array) -> jax.Array:
+        """Run by the schedule that the call names, or by the default."""
+        axes, chosen = self.chosen(x)
         is_scheduled = isinstance(chosen, Schedule)
         op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
         # That of jax.lax is for its transpose.
         runs = chosen if is_scheduled or chosen.transposed is None else chosen.transposed
         lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
         return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
-
-    def _named(self, x: jax.Array, algorithm: str, chunks: int) -> tuple[Axes, Schedule]:
-        """The axes, and the schedule over them that a configuration names."""
-        place, several = self._place(x), len(self.axes.names) > 1
-        nbytes = self._nbytes(x, self.groups)
-        return place.axes, scheduled(place, nbytes, several, algorithm, chunks)
 
     def _place(self, x: jax.Array) -> stated.Place:
         """The collective on the network that is stated or known."""
@@ -243,7 +236,7 @@ class Call:
         has_links = may_play and stated.may_play(self.axes, x.dtype, kind, op)
         return stated.place(kind, self.axes, groups, self.root, has_links)
 
-    def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
+    def chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
         """The axes, and the schedule that runs over them unless a configuration names another."""
         chosen = self._cheapest(x)
         if isinstance(chosen, Native):
@@ -260,7 +253,7 @@ class Call:
         if dual is None or dual == self.kind or self.is_fixed or self.invarying or not is_asked:
             return None
         groups = checked_groups(self.groups, self.axes)
-        found = cheapest(dual, self.axes, groups, None, self._nbytes(x, groups), "sum", x.dtype)
+        found = cheapest(dual, self.axes, groups, None, self.nbytes(x, groups), "sum", x.dtype)
         return found if isinstance(found, Schedule) else None
 
     def is_native(self, x: jax.Array) -> bool:
@@ -290,13 +283,13 @@ class Call:
             # Never by size: one order for buffers of all sizes.
             native = Native(Collective(self.kind, self.axes.num_ranks, 1, groups))  # type: ignore[arg-type]
             return native if fixed_order.is_fixed_by_lax() else None
-        nbytes = self._nbytes(x, groups)
+        nbytes = self.nbytes(x, groups)
         return cheapest(self.kind, self.axes, groups, self.root, nbytes, self.op, x.dtype)
 
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
         """The axes that a collective of an operand runs over, and by which schedule."""
         axes, groups = self.axes, self.groups
-        nbytes, choice = self._nbytes(x, groups), self.choice
+        nbytes, choice = self.nbytes(x, groups), self.choice
         if self.is_fixed and choice in (None, "auto"):
             choice = Halving()
         if choice is None or isinstance(choice, (str, Synthesizer)):
@@ -315,7 +308,7 @@ class Call:
             fixed_order.check_fixed(chosen)
         return axes, chosen
 
-    def _nbytes(self, x: jax.Array, groups: Groups) -> int:
+    def nbytes(self, x: jax.Array, groups: Groups) -> int:
         """Bytes of the larger of a rank's input and output."""
         ranks = self.axes.num_ranks if groups is None else len(groups[0])
         return x.size * x.dtype.itemsize * (ranks if kind_of(self.kind).starts_with_shard else 1)
@@ -324,7 +317,7 @@ class Call:
         ranks, size = self.axes.num_ranks, group_size(self.axes, self.groups)
         return Task(
             self.kind,
-            self._nbytes(x, self.groups),
+            self.nbytes(x, self.groups),
             x.dtype.name,
             size,
             ranks // size,

@@ -52,11 +52,10 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.synth.registry import REGISTRY
 
 BACKENDS = ("cpu", "gpu", "tpu")
-_NATIVE = Config({"algorithm": "native"})
+NATIVE = Config({"algorithm": "native"})
 
 # Smaller messages take a round's latency whatever their size.
 _LEAST_PART_BYTES = 8 << 10
@@ -239,11 +238,10 @@ def candidates_on(place: Place, task: Task, most: int = 15) -> tuple[Config | No
     Args:
         place: with a topology.
     """
-    several = len(place.axes.over) > 1
-    found = cheapest.candidates(place.collective, task.nbytes, place.topology, place.costs, several)
+    found = cheapest.candidates_at(place, task.nbytes)
     least = min((each.seconds for each in found), default=0.0)
     configs: list[Config | None] = [None]
-    configs += [_NATIVE for each in found if each.label == JAX_LAX]
+    configs += [NATIVE for each in found if each.is_native]
     configs += [
         Config({"algorithm": each.label, "chunks": each.chunks})
         for each in sorted(found, key=lambda each: each.seconds)
@@ -462,7 +460,7 @@ class Trial:
 
     @functools.cached_property
     def _native(self) -> jax.Array:
-        return self._collected(self.compile(_NATIVE).run(self.operand))
+        return self._collected(self.compile(NATIVE).run(self.operand))
 
     def _collected(self, results: Any) -> jax.Array:
         """The result of the collective, without that of the computation beside."""

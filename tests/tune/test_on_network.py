@@ -16,7 +16,6 @@ from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import cheapest, configured
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.tune import online, tasks_of, use
 from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.table import Table
@@ -88,15 +87,15 @@ def test_candidates_are_schedules_of_the_network_that_are_worth_a_step(network, 
     assert place.topology == network
     configs = candidates_on(place, call.task)
     assert configs[:2] == (None, Config({"algorithm": "native"}))
-    priced = cheapest.candidates(place.collective, call.task.nbytes, network, place.costs)
-    seconds = {(each.label, each.chunks): each.seconds for each in priced if each.label != JAX_LAX}
+    priced = cheapest.candidates_at(place, call.task.nbytes)
+    seconds = {(each.label, each.chunks): each.seconds for each in priced if not each.is_native}
     near = 1.6 * min(each.seconds for each in priced)
     taken = [(config["algorithm"], config["chunks"]) for config in configs[2:] if config]
     few = sorted(each for each in seconds.values() if each <= near)[:13]
     assert [seconds[each] for each in taken] == few  # type: ignore[index]
     assert len(set(taken)) == len(taken)
     for label, chunks in taken[:3]:
-        made = cheapest.scheduled(place, call.task.nbytes, False, str(label), int(str(chunks)))
+        made = cheapest.scheduled(place, call.task.nbytes, str(label), int(str(chunks)))
         assert isinstance(made, Schedule)
         assert made.topology == network
 

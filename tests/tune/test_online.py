@@ -260,27 +260,35 @@ def test_a_quarantined_candidate_is_not_tried_again():
     assert any("failed in an earlier run" in note for note in tuned.report().notes)
 
 
+class By:
+    """Stands in for a call of psum: one algorithm is wrong, others raise or change the type."""
+
+    def __init__(self, wrong):
+        self.wrong, self.ran = wrong, []
+
+    @property
+    def place(self):
+        raise AssertionError
+
+    def __call__(self, x, config, /):
+        kind = config["algorithm"] if config else "default"
+        total = jax.lax.psum(x, "x")
+        jax.debug.callback(lambda: self.ran.append(kind))
+        if kind == "raises":
+            raise ValueError("not here")
+        if kind == "shape":
+            return total[:1]
+        if kind == "dtype":
+            return total.astype(jnp.bfloat16)
+        # One rank of eight has a wrong result, and all have to know.
+        return total + (jax.lax.axis_index("x") == 3) if kind == self.wrong else total
+
+
 def test_the_comparison_finds_wrong_results_and_refuses_other_types():
     step, w, x = _step()
     task = next(iter(tasks_of(step, w, x)))
 
-    class By:
-        @property
-        def place(self):
-            raise AssertionError
-
-        def __call__(self, x, config, /):
-            kind = config["algorithm"] if config else "default"
-            total = jax.lax.psum(x, "x")
-            if kind == "raises":
-                raise ValueError("not here")
-            if kind == "shape":
-                return total[:1]
-            if kind == "dtype":
-                return total.astype(jnp.bfloat16)
-            return total + (jax.lax.axis_index("x") == 3) if kind == "wrong" else total
-
-    call = Occurrence(task, By(), (128,), (("x", 8),))
+    call = Occurrence(task, By("wrong"), (128,), (("x", 8),))
     names = ("native", "wrong", "shape", "dtype", "raises")
     compared = Comparison(call, [None, *(Config({"algorithm": name}) for name in names)])
     assert set(compared.refused) == {3, 4, 5}
@@ -292,23 +300,6 @@ def test_the_comparison_finds_wrong_results_and_refuses_other_types():
 def test_where_the_default_is_wrong_the_others_are_compared_with_lax_itself():
     step, w, x = _step()
     task = next(iter(tasks_of(step, w, x)))
-    ran = []
-
-    class By:
-        def __init__(self, wrong):
-            self.wrong = wrong
-
-        @property
-        def place(self):
-            raise AssertionError
-
-        def __call__(self, x, config, /):
-            kind = config["algorithm"] if config else "default"
-            total = jax.lax.psum(x, "x")
-            jax.debug.callback(lambda: ran.append(kind))
-            # One rank of eight has a wrong result, and all have to know.
-            return total + (jax.lax.axis_index("x") == 3) if kind == self.wrong else total
-
     configs = [None, *(Config({"algorithm": name}) for name in ("native", "ring"))]
     for wrong, expected in (("default", [False, True, True]), ("ring", [True, True, False])):
         compared = Comparison(Occurrence(task, By(wrong), (128,), (("x", 8),)), configs)
@@ -316,16 +307,16 @@ def test_where_the_default_is_wrong_the_others_are_compared_with_lax_itself():
         assert compared.equal(2) == expected[2]
         assert [compared.equal(i) for i in range(3)] == expected
     # Once the default is known to be right, nothing waits for that of jax.lax again.
-    ran.clear()
-    compared = Comparison(Occurrence(task, By("ring"), (128,), (("x", 8),)), configs)
+    by = By("ring")
+    compared = Comparison(Occurrence(task, by, (128,), (("x", 8),)), configs)
     compared.compile()
     compared.equal(0)
     jax.effects_barrier()
-    assert "native" in ran
-    ran.clear()
+    assert "native" in by.ran
+    by.ran.clear()
     compared.equal(2)
     jax.effects_barrier()
-    assert {"default", "ring"} == set(ran)
+    assert {"default", "ring"} == set(by.ran)
 
 
 SOME = tuple(

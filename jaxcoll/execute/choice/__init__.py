@@ -21,7 +21,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.cheapest import candidates, taken
+from jaxcoll.execute.choice.cheapest import candidates_at, taken
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
 from jaxcoll.execute.layout import Axes
 from jaxcoll.numerics import checks
@@ -119,7 +119,7 @@ def on_network(choice: str | Synthesizer | None, place: stated.Place, nbytes: in
         if place.topology is not None or isinstance(choice, Portfolio):
             return _synthesized_on(place, choice, max(nbytes, 1))
     elif place.topology is not None:
-        found = candidates(place.collective, nbytes, place.topology, place.costs)
+        found = candidates_at(place, nbytes)
         return taken(found, by_lax=False).runs  # type: ignore[return-value]
     return choice
 

@@ -91,6 +91,11 @@ class Candidate:
         return self.label if self.chunks == 1 else f"{self.label}, {self.chunks} chunks"
 
     @property
+    def is_native(self) -> bool:
+        """Whether it is the collective of ``jax.lax``."""
+        return isinstance(self.runs, Native)
+
+    @property
     def seconds(self) -> float:
         """The predicted time; infinite where it is not defined."""
         return math.inf if self.runs is None else self.links + self.charge
@@ -116,7 +121,7 @@ def cheapest(
     if place.topology is None and not by_lax:
         shard = nbytes // len(place.collective.groups[0])
         return default_schedule(place.collective, shard, place.platform)
-    found = candidates(place.collective, nbytes, place.topology, place.costs, len(axes.names) > 1)
+    found = candidates_at(place, nbytes)
     chosen = taken(found, by_lax, margin_of(place.costs, place.topology)).runs
     if isinstance(chosen, Native):
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
@@ -125,14 +130,11 @@ def cheapest(
     return _verified(chosen)
 
 
-def scheduled(
-    place: stated.Place, nbytes: int, several_axes: bool, algorithm: str, chunks: int
-) -> Schedule:
+def scheduled(place: stated.Place, nbytes: int, algorithm: str, chunks: int) -> Schedule:
     """The verified schedule that a configuration names: a candidate's, or a synthesizer's own.
 
     Args:
         nbytes: of the larger of a rank's input and output.
-        several_axes: as for ``candidates``.
         algorithm: a candidate's label, as "tacos" or "hierarchical_ring(alternating=True)", or the
             name of a synthesizer.
         chunks: per shard.
@@ -141,7 +143,7 @@ def scheduled(
         CollectiveError, TopologyError: no such synthesizer, or one that is not defined here.
     """
     if place.topology is not None:
-        for each in candidates(place.collective, nbytes, place.topology, place.costs, several_axes):
+        for each in candidates_at(place, nbytes):
             is_named = (each.label, each.chunks) == (algorithm, chunks)
             if is_named and isinstance(each.runs, Schedule):
                 return _verified(each.runs)
@@ -159,6 +161,12 @@ def _verified(schedule: Schedule) -> Schedule:
 def loses_nans(op: str, dtype, platform: str) -> bool:
     """Whether a maximum by ``jax.lax`` may be a number where some rank has NaN."""
     return op != "sum" and platform == "cpu" and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def candidates_at(place: stated.Place, nbytes: int) -> tuple[Candidate, ...]:
+    """All candidates for a call that is being traced, of so many bytes, as ``candidates``."""
+    several = place.has_several_axes
+    return candidates(place.collective, nbytes, place.topology, place.costs, several)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -224,10 +232,10 @@ def taken(found: Iterable[Candidate], by_lax: bool = True, margin: float = MARGI
         by_lax: whether ``jax.lax`` may run it; the cheapest schedule does if not.
         margin: the share of its time below which a schedule does.
     """
-    found = [each for each in found if by_lax or not isinstance(each.runs, Native)]
+    found = [each for each in found if by_lax or not each.is_native]
     # The first of equally fast ones, so that all processes take the same.
     best = min(found, key=lambda candidate: candidate.seconds)
-    native = next((each for each in found if isinstance(each.runs, Native)), best)
+    native = next((each for each in found if each.is_native), best)
     return best if best.seconds < margin * native.seconds else native
 
 
@@ -346,13 +354,13 @@ class Explanation:
     def reason(self) -> str:
         """Why ``chosen`` runs, in a sentence."""
         best = self.candidates[0]
-        if self.chosen.name != JAX_LAX:
-            native = [each for each in self.candidates if each.name == JAX_LAX]
+        if not self.chosen.is_native:
+            native = [each for each in self.candidates if each.is_native]
             if not native:
                 return f"{self.chosen.name}: jax.lax has no {self.collective.kind} of its own"
             share = self.chosen.seconds / native[0].seconds
             return f"{self.chosen.name}: predicted to take {share:.0%} of the time of jax.lax"
-        if best.name == JAX_LAX:
+        if best.is_native:
             unknown = ", where only the machine's charges count" if self.topology is None else ""
             return f"jax.lax: no schedule is predicted to be faster{unknown}"
         share = best.seconds / self.chosen.seconds

@@ -101,6 +101,11 @@ class Place:
     costs: ExecutionCosts
     platform: str
 
+    @property
+    def has_several_axes(self) -> bool:
+        """Whether the ranks of a group differ along several axes of the mesh."""
+        return len(self.axes.over) > 1
+
 
 def place(kind: str, axes: Axes, groups, root: int | None, has_links: bool = False) -> Place:
     """The collective of a call that is being traced, on the network that is stated or known.

@@ -31,9 +31,14 @@ from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.timing import Profiler
-from jaxcoll.tune.trial import Occurrence, Recorder, candidates, candidates_on, jax_space
-
-_NATIVE = Config({"algorithm": "native"})
+from jaxcoll.tune.trial import (
+    NATIVE,
+    Occurrence,
+    Recorder,
+    candidates,
+    candidates_on,
+    jax_space,
+)
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 
@@ -222,8 +227,10 @@ class Comparison:
         self._call, self._names = call, names
         self._mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
         rooted = kind_of(call.task.collective).has_root
-        reference = self._type(None if rooted else _NATIVE)
-        self.is_native = not rooted and self._traced(None) == self._traced(_NATIVE)
+        # Of collectives with a root ``jax.lax`` has none.
+        self._reference = None if rooted else NATIVE
+        reference = self._type(self._reference)
+        self.is_native = not rooted and self._traced(None) == self._traced(NATIVE)
         self.refused: dict[int, str] = {}
         for i, config in enumerate(configs):
             try:
@@ -238,7 +245,6 @@ class Comparison:
                 )
         self._kept = [i for i in range(len(configs)) if i not in self.refused]
         self._configs = configs
-        self._reference = None if rooted else _NATIVE
         self._equal: dict[int, bool] = {}
 
     def compile(self) -> None:
