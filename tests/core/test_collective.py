@@ -183,7 +183,7 @@ BAD = [
     (SOME | {"root": (0, 1.5)}, r"root\[1\] must be an integer, got 1.5"),
     (SOME | {"root": "01"}, "root must be a sequence, got '01'"),
     (SOME | {"root": 1.5}, "root must be an integer, got 1.5"),
-    (SOME | {"kind": "reduce"}, r"root must be an integer, got \(0, 1\)"),
+    (SOME | {"kind": "reduce"}, r"reduce has one root, got \(0, 1\)"),
     (SOME | {"kind": "all_reduce"}, r"all_reduce has no root, got root=\(0, 1\)"),
     ({"kind": "all_gathr"}, "unknown collective 'all_gathr'; known: all_gather, "),
     ({"kind": None}, "unknown collective None"),

@@ -155,6 +155,22 @@ def _use_nccl_tests(loads: Callable[[str], nccl_tests.Measurements]) -> Callable
     return use
 
 
+def _use_timings(dumps: Callable[[tuple], str]) -> Callable[[Path], None]:
+    """Collective and ranks are given where a log says neither: others would be refused."""
+
+    def use(path: Path) -> None:
+        given: dict[str, Any] = {}
+        for name, value in (("collective", "all_reduce"), ("ranks", 4)):
+            try:
+                timings.load(path, **given)
+            except FormatError as error:
+                if f"{name}=" in str(error):
+                    given[name] = value
+        dumps(timings.load(path, **given).rows)
+
+    return use
+
+
 def _use_rules(loads: Callable[..., tuple[NcclRule, ...]], dumps) -> Callable[[Path], None]:
     def use(path: Path) -> None:
         dumps(load_text(path, loads))
@@ -297,7 +313,12 @@ def _of_others() -> dict[str, Kind]:
 def _use_any(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        io.load(path, RING, ranks=8)
+        try:
+            io.load(path, RING)
+        except FormatError as error:
+            if "need ranks=" not in str(error):
+                raise
+            io.load(path, RING, ranks=8)
 
 
 def _tuning() -> dict[str, Kind]:
@@ -329,12 +350,12 @@ def _tuning() -> dict[str, Kind]:
         "timings": Kind(
             _texts(timings.dumps(TIMES.rows), NEW, MSCCLPP),
             _as_text,
-            lambda path: timings.dumps(timings.load(path, "all_reduce", 4).rows),
+            _use_timings(timings.dumps),
         ),
         "timings json": Kind(
             _texts(timings.dumps_json(TIMES.rows), _NCCL_TESTS_JSON),
             _as_json,
-            lambda path: timings.dumps_json(timings.load(path, "all_reduce", 4).rows),
+            _use_timings(timings.dumps_json),
         ),
         "nccl-tests json": Kind(
             _texts(_NCCL_TESTS_JSON), _as_json, _use_nccl_tests(nccl_tests.loads_json)

@@ -59,7 +59,7 @@ def test_files_say_what_they_are(tmp_path, name):
     path.write_text(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        read = io.load(path, RING, ranks=8)
+        read = io.load(path, RING, ranks=8 if name.startswith("ncclx") else None)
     assert isinstance(read, kind)
     if kind is tuple:
         assert read == RULES
@@ -95,7 +95,7 @@ def test_objects_are_saved_by_suffix(tmp_path):
         ("times.json", io.timings.loads(NEW)),
     ):  # fmt: skip
         io.save(tmp_path / name, obj)
-        assert io.load(tmp_path / name, ranks=8) == obj
+        assert io.load(tmp_path / name, ranks=8 if obj == RULES else None) == obj
     io.save(tmp_path / "table.txt", io.nccl_tests.loads(NEW))
     assert io.nccl_tests.load(tmp_path / "table.txt") == io.nccl_tests.loads(NEW)
     with pytest.raises(FormatError, match="expected a Topology"):

@@ -171,7 +171,7 @@ def test_what_does_not_have_it_says_so():
         jc.simulation.simulate_in_network(
             mesh(4), "reduce_to_some", [jc.simulation.NetworkTree.shortest(mesh(4), 0)], 1
         )
-    with pytest.raises(CollectiveError, match="root must be an integer, got"):
+    with pytest.raises(CollectiveError, match="reduce has one root, got"):
         dataclasses.replace(schedule.collective, kind="reduce")
 
 
