@@ -26,6 +26,7 @@ from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
+from jaxcoll.synth.trees.earliest_tree import EarliestTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
@@ -45,6 +46,7 @@ __all__ = [
     "Cascade",
     "Direct",
     "DoubleBinaryTree",
+    "EarliestTree",
     "Exchange",
     "ForestColl",
     "Halving",

@@ -22,6 +22,7 @@ from jaxcoll.synth import (
     CCube,
     Direct,
     DoubleBinaryTree,
+    EarliestTree,
     Exchange,
     ForestColl,
     Halving,
@@ -184,6 +185,10 @@ CASES = [
     *(
         Case(StripedTrees(degree=2), family, networks, ("broadcast", "reduce"), grouped=False)
         for family, networks in (("hosts", HOSTS), ("two hosts", TWO_HOSTS), ("tori", TORI))
+    ),
+    *(
+        Case(EarliestTree(), family, networks, ("broadcast", "reduce"), grouped=False)
+        for family, networks in (("hosts", HOSTS), ("two hosts", TWO_HOSTS))
     ),
     *(
         Case(Exchange(), family, networks, ("all_to_all",), grouped=False)
