@@ -1,5 +1,6 @@
 """Progress of the calls that take long: one frozen value, told to a function or to a terminal.
 
+Searches on more than some hundred ranks say so by themselves once they take long (``unasked``).
 Every such call takes ``progress=``: None for silence, True for a line on stderr that is overwritten
 where stderr is a terminal (and nothing elsewhere), or a function of one ``Progress``. An
 error raised by the function ends the call.
@@ -19,6 +20,8 @@ from jaxcoll.errors import JaxcollError, shown
 # Seconds until a line says what is being waited for, and between its changes.
 _PATIENCE, _INTERVAL = 0.7, 0.5
 _WIDTH = 100
+# Seconds after which a call that nobody watches says that it is at work, and between such lines.
+_LONG, _AGAIN = 5.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +142,34 @@ def working(what: str) -> Iterator[Report]:
         thread.join()
         if time.monotonic() - began > _PATIENCE:  # otherwise nothing was written
             wipe()
+
+
+@contextlib.contextmanager
+def unasked(what: str) -> Iterator[Report]:
+    """While this runs, a line on stderr after 5 s and every 10 s then, terminal or log.
+
+    For calls that may take minutes of callers who asked for no progress; gives a function to call
+    with every ``Progress``, which the next line then says.
+    """
+    line, done, began = [what], threading.Event(), time.monotonic()
+
+    def report(progress: Progress) -> None:
+        line[0] = str(progress)
+
+    def write() -> None:
+        wait = _LONG
+        while not done.wait(wait):
+            seconds = time.monotonic() - began
+            print(f"{line[0]} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+            wait = _AGAIN
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        done.set()
+        thread.join()
 
 
 def wipe() -> None:

@@ -44,6 +44,7 @@ from jaxcoll.cli.schedules import (
     Roots,
     as_json,
     collective_argument,
+    deadline_option,
     described,
     execution_option,
     model_option,
@@ -284,17 +285,17 @@ class Names(click.ParamType):
 @click.option("--size", type=SIZES, default=_SIZES, help="1KiB,1MiB,1GiB by default.")
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
+@deadline_option
 @execution_option
 @model_option
-@click.option("--output", "-o", help="Also write FILE.csv; interrupted, the next run goes on.")
+@click.option("--output", "-o", help="Also write FILE.csv; the next run goes on.")
 @workers_option
 @as_json
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
-    A row is printed as soon as it is measured. Named by --only, synthesizers say why they do not
-    apply, and exact searches (sccl, step_milp) run, for minutes. With --execution jax.lax has a
-    row: what NCCL, gloo or XLA runs.
+    Rows are printed as they come, those of least work first. Named by --only, synthesizers say
+    why they do not apply, and exact searches (sccl, step_milp) run, for minutes.
 
     \b
     jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -54,6 +55,12 @@ FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
 BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+deadline_option = click.option(
+    "--deadline",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Take what is found by then.",
+)
 execution_option = click.option(
     "--execution", metavar="MACHINE",
     type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
@@ -171,6 +178,7 @@ class SynthesizerName(click.ParamType):
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
+@deadline_option
 @execution_option
 @click.option("--output", "-o", metavar="FILE", help="Written: .json, .xml (MSCCL), .txt, or -.")
 @click.option(
@@ -207,7 +215,9 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
         make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
     # The rest are arguments of both makers, by their names.
     name, costs = options.pop("synthesizer"), options["execution"]
-    with working(f"making a schedule by {name}"):
+    with working(f"making a schedule by {name}") as report:
+        # Where no terminal shows it, a long search says so line by line.
+        options["progress"] = report if sys.stderr.isatty() else None
         schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)

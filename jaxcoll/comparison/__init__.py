@@ -25,6 +25,7 @@ from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import ASTRA, LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.native import JAX_LAX, lax_seconds
 from jaxcoll.topology import Topology
 
@@ -85,6 +86,7 @@ def compare(
     model: str | LinkModel = "astra",
     path: str | os.PathLike | None = None,
     executor: Executor | None = None,
+    deadline: float | None = None,
     progress: Wanted = None,
 ) -> Iterator[Compared]:
     """Time the schedules of synthesizers at some sizes, each row once it is known.
@@ -103,11 +105,13 @@ def compare(
             are kept, and only the others are made.
         executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
             this process when None.
+        deadline: seconds for each schedule, see ``synthesize``; none when None.
         progress: True for a line in the terminal, or a function called with a
             ``jaxcoll.progress.Progress`` after every synthesizer.
 
     Returns:
-        A row for each synthesizer and size, in that order. Where a synthesizer refuses a size, or
+        A row for each synthesizer and size, in that order; where no names are given those of least
+        work come first, and the default last. Where a synthesizer refuses a size, or
         the model's law says there what none may, it is not tried at later ones.
 
     Raises:
@@ -125,6 +129,7 @@ def compare(
     native = [] if costs is None or kind_of(collective).lax is None else [JAX_LAX]
     given = [*native, *every, "auto"] if synthesizers is None else synthesizers
     names = checks.members(given, "synthesizers", TopologyError)
+    checks.optional(deadline, checks.positive, "deadline", TopologyError)
     for name in names:
         checks.choice(name, (*SYNTHESIZERS, JAX_LAX), "synthesizer", TopologyError)
     if JAX_LAX in names and not native:
@@ -141,7 +146,9 @@ def compare(
         least = [
             (nbytes, bound(network, collective, nbytes, execution=costs).time) for nbytes in counts
         ]
-    options = {"seed": seed, "execution": costs, "model": by}
+    if synthesizers is None:
+        names = _cheapest_first(names, topology, collective)
+    options = {"seed": seed, "execution": costs, "model": by, "deadline": deadline}
     timed = functools.partial(_timed, topology, collective, least, options)
     if path is None:
         made = executors.ordered(timed, names, executor)
@@ -150,10 +157,27 @@ def compare(
         problem = f"{topology.links_digest} {collective} {counts} {seed} {costs}"
         # Tables of before there was a choice are of the first model.
         problem += "" if by == ASTRA else f" {by.digest}"
+        problem += "" if deadline is None else f" {deadline}"
         made = _kept(
             path, hashlib.sha256(problem.encode()).hexdigest()[:16], timed, names, executor
         )
     return _reported(made, names, progress)
+
+
+def _cheapest_first(names: Sequence[str], topology: Topology, collective: str) -> list[str]:
+    """Names in the order of the work of one chunk per shard; jax.lax first, the default last."""
+    if topology.num_ranks == 1:
+        return list(names)
+    root = 0 if kind_of(collective).has_root else None
+    problem = Problem.stated(topology, collective, 1, root=root)
+
+    def work(name: str) -> float:
+        if name in (JAX_LAX, "auto"):
+            return 0.0 if name == JAX_LAX else math.inf
+        return SYNTHESIZERS[name]().work_if_defined(problem)[0]
+
+    order = {name: (name == "auto", work(name)) for name in names}
+    return sorted(names, key=order.__getitem__)
 
 
 def _kept(

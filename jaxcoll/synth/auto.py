@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import logging
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -47,6 +48,8 @@ _GUESSED, _TRUSTED = 0.8, 0.995
 _FAR = 1.05
 # Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
 _HEAVY = 4 * _COSTLY
+# Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
+_SEND_SECONDS = 1e-6
 # Times of the bound beyond which the user of more than 128 ranks is told what was left out.
 _TOLD = 1.5
 
@@ -250,7 +253,19 @@ def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) 
         race.finish([_Climb(maker, counts) for counts in series], ignore_work_limit=True)
         if race.schedule is not None:
             return race.schedule
+        race.refuse_if_late()
+    elif not isinstance(maker, Portfolio):
+        needed = _SEND_SECONDS * maker.work_if_defined(problem)[0]
+        if float("inf") > needed > problem.until - time.perf_counter():
+            raise _too_short(problem, needed)
     return maker.made(problem, report)
+
+
+def _too_short(problem: Problem, needed: float) -> CollectiveError:
+    return CollectiveError(
+        f"{problem.collective} of {problem.topology}: no schedule by the deadline; the least "
+        f"work takes about {needed:.2g} s: give deadline={max(2 * needed, 1.0):.2g} or more"
+    )
 
 
 def _counts(synthesizer: Synthesizer, problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -285,6 +300,10 @@ class _Race:
         self.works: dict[tuple[Synthesizer, int], float] = {}
         self.refused: dict[tuple[Synthesizer, int], str] = {}
         self.passed_over: dict[str, float] = {}
+        # Seconds per unit of work of each synthesizer's last candidate; and the fewest seconds of a
+        # candidate that was left out because of the deadline.
+        self.pace: dict[str, float] = {}
+        self.needed = float("inf")
         pairs = sum(len(group) ** 2 for group in problem.collective.groups)
         self.is_large = pairs > _FEW_PAIRS
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
@@ -320,6 +339,8 @@ class _Race:
     def _race(self, climbs: list[_Climb], ignore_work_limit: bool) -> None:
         tolerance = self.portfolio.tolerance
         while not self.is_over:
+            if self.schedule is not None and time.perf_counter() > self.problem.until:
+                break
             enough = self.seconds * (1 - tolerance)
             climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
@@ -371,7 +392,10 @@ class _Race:
         self.table.append(row)
         seconds = None
         work, allowed = self.work_of(climb), min(self.work, self.work_left)
-        if work > allowed and not (ignore_work_limit and not climb.tried):
+        if late := self._too_late(climb):
+            row["refused"] = late
+            climb.left = []
+        elif work > allowed and not (ignore_work_limit and not climb.tried):
             too_much = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             row["refused"] = self.refused[synthesizer, count] or too_much
             if not climb.tried and work < float("inf"):
@@ -379,6 +403,7 @@ class _Race:
                 self.passed_over[synthesizer.name] = min(least, work)
             climb.left = []
         else:
+            began = time.perf_counter()
             try:
                 schedule = synthesizer.made(self.problem.with_chunks(count))
             except JaxcollError as error:
@@ -392,6 +417,8 @@ class _Race:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
                 climb.keep_within(functools.partial(self.work_of, climb), allowed)
                 self.work_left -= work
+            pace = (time.perf_counter() - began) / max(work, 1.0)
+            self.pace[synthesizer.name] = max(pace, _SEND_SECONDS)
         log.debug("%s", row)
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
@@ -399,6 +426,26 @@ class _Race:
             label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} per shard"
             best = None if self.time is None else self.seconds
             self.report(Progress(len(self.table), None, label, best, self.bound))
+
+    def _too_late(self, climb: _Climb) -> str:
+        """Why the next count of a climb would end after the deadline; empty if it would not."""
+        if self.problem.until == float("inf"):
+            return ""
+        left = self.problem.until - time.perf_counter()
+        needed = self.work_of(climb) * self.pace.get(climb.synthesizer.name, _SEND_SECONDS)
+        if needed <= left:
+            return ""
+        self.needed = min(self.needed, needed)
+        return f"takes about {needed:.2g} s, {max(left, 0.0):.2g} are left until the deadline"
+
+    def refuse_if_late(self) -> None:
+        """Refuse a deadline that left out candidates where no other made a schedule.
+
+        Raises:
+            CollectiveError: it was too short.
+        """
+        if self.schedule is None and self.needed < float("inf"):
+            raise _too_short(self.problem, self.needed)
 
     def _refusals(self) -> str:
         """In a line: what some kinds of candidates refused, those that work allows first."""
@@ -433,6 +480,7 @@ class _Race:
         Raises:
             CollectiveError: there is none.
         """
+        self.refuse_if_late()
         if self.schedule is None or self.chosen is None:
             raise CollectiveError(
                 f"no candidate is defined for {self.problem.collective}: {self._refusals()}"

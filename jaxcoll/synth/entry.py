@@ -7,13 +7,16 @@ fastest is chosen; and that one is proved.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
-from jaxcoll.progress import Wanted, reporting
+from jaxcoll.progress import Wanted, reporting, unasked
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import LinkModel
 from jaxcoll.simulation.execution_costs import ExecutionCosts
@@ -23,6 +26,9 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
+
+# Ranks from which on a search that takes long says so by itself.
+_MANY_RANKS = 128
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +67,7 @@ def synthesize(
     seed: int = 0,
     execution: ExecutionCosts | str | None = None,
     model: LinkModel | str | None = None,
+    deadline: float | None = None,
     progress: Wanted = None,
 ) -> Schedule:
     """A verified schedule of a collective on a network, the fastest found for a buffer's size.
@@ -86,16 +93,25 @@ def synthesize(
             or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
         model: how long messages take on links, see ``simulate``. When omitted "astra"; for a
             ``Portfolio``, its own.
+        deadline: seconds from the call on by which the search begins no candidate that by its
+            estimated work would end later; the fastest schedule so far is taken. Then the choice
+            depends on the machine's speed. The proof of the schedule comes after.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
-            seconds so far and their bound.
+            seconds so far and their bound. When omitted, a line on stderr after 5 s and every 10 s
+            then of more than 128 ranks; False for none.
 
     Raises:
         CollectiveError: the collective is ill-formed, nbytes is not above 0, the link model is
-            unknown, or the synthesizer is not defined for the collective.
+            unknown, or the synthesizer is not defined for the collective; no candidate ends by the
+            deadline.
         TopologyError: the synthesizer is not defined for the network.
     """
-    stated = {} if model is None else {"model": model}
+    began = time.perf_counter()
+    stated: dict[str, Any] = {} if model is None else {"model": model}
+    if deadline is not None:
+        seconds = checks.positive(deadline, "deadline", CollectiveError)
+        stated["until"] = began + float(seconds)
     problem = Problem.stated(
         topology, collective, chunks, groups, root,
         nbytes=nbytes, seed=seed, execution=execution, **stated,
@@ -112,7 +128,11 @@ def synthesize(
         # Of all in the registry one takes unequal shards: nothing to choose from.
         if problem.collective.shares is not None and not maker.names:
             maker = ForestColl()
-    with reporting(progress, "synthesizing", CollectiveError) as report:
+    # Nobody waits for minutes without a word; who wants none gives False.
+    is_long = progress is None and problem.topology.num_ranks > _MANY_RANKS
+    told = unasked if is_long else functools.partial(reporting, progress, error=CollectiveError)
+    what = f"synthesizing {problem.collective.kind} of {problem.topology.num_ranks} ranks"
+    with told(what=what) as report:
         schedule = fastest(maker, problem, report)
     # Proved once, whoever made it: candidates that lost need no proof.
     verify(schedule)

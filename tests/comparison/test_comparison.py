@@ -10,6 +10,8 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import comparison
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost, costs_of, shipped_costs
+from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll.synth.building.base import Problem
 from tests.elsewhere import Pickling
 
 NAMES = ("ring", "c_cube", "direct")
@@ -138,3 +140,19 @@ def test_bad_arguments_are_refused_before_any_row():
         jc.compare(RING, executor=2)  # type: ignore[arg-type]
     with pytest.raises(jc.errors.ScheduleError, match="execution"):
         jc.compare(RING, execution="abacus")
+
+
+def test_without_names_those_of_least_work_come_first():
+    topology = jc.topologies.torus(2, 3)
+    names = [row.synthesizer for row in jc.compare(topology, "all_gather", [2**20])]
+    assert names[-1] == "auto"
+    problem = Problem.stated(topology, "all_gather", 1)
+    works = [SYNTHESIZERS[name]().work_if_defined(problem)[0] for name in names[:-1]]
+    assert works == sorted(works)
+
+
+def test_a_deadline_is_that_of_every_schedule():
+    topology = jc.topologies.torus(8, 8)
+    found = list(jc.compare(topology, "all_gather", [2**20], deadline=1e-9))
+    assert all(row.seconds is None for row in found)
+    assert sum("deadline" in (row.refusal or "") for row in found) > 3

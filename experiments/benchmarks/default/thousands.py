@@ -79,6 +79,12 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 command, capture_output=True, text=True, timeout=options.seconds, check=True
             )
             yield row | json.loads(done.stdout)
+        except subprocess.CalledProcessError as error:
+            # Killed by a signal, as for memory, or by an error: the other cases still count.
+            last = (error.stderr.strip().splitlines() or ["no word"])[-1]
+            code = error.returncode
+            why = f"killed by signal {-code}" if code < 0 else f"ended with {code}: {last[:60]}"
+            yield row | {"refused": why}
         except subprocess.TimeoutExpired:
             yield row | {"refused": f"took more than {options.seconds:g} s"}
 

@@ -51,6 +51,7 @@ class Problem:
             meant; none when None.
         model: the link model to be fast by, or its name.
         any_chunks: whether the number of chunks per shard is open, to be chosen.
+        until: time of ``time.perf_counter`` by which a schedule is wanted; none when infinite.
 
     Raises:
         CollectiveError: something else than a collective, or one of too many chunks
@@ -66,6 +67,7 @@ class Problem:
     execution: ExecutionCosts | str | None = None
     any_chunks: bool = False
     model: LinkModel | str = ASTRA
+    until: float = dataclasses.field(default=math.inf, compare=False)
 
     def __post_init__(self) -> None:
         connected(self.topology)

@@ -34,3 +34,18 @@ def test_a_row_that_takes_too_long_says_so():
     )
     (row,) = thousands.rows(options)
     assert row["refused"] == "took more than 0.01 s"
+
+
+def test_a_row_whose_process_dies_is_followed_by_the_next(monkeypatch):
+    options = argparse.Namespace(
+        ranks=[256], networks=["rails"], collectives=["broadcast", "reduce"], sizes=["1 MiB"],
+        seconds=60,
+    )  # fmt: skip
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    run = thousands.subprocess.run
+    monkeypatch.setattr(
+        thousands.subprocess,
+        "run",
+        lambda command, **more: run([command[0], "-c", killed], **more),
+    )
+    assert [row["refused"] for row in thousands.rows(options)] == 2 * ["killed by signal 9"]
