@@ -237,6 +237,8 @@ def commit() -> str:
 DOCS = ROOT / "docs"
 # Rows that ``scripts/bench forestcoll --scale --record`` records, by network.
 SCALE = ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
+# Rows that ``scripts/bench thousands --record`` records, by case.
+THOUSANDS = ROOT / "experiments" / "benchmarks" / "default" / "thousands.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 
@@ -333,6 +335,25 @@ def _scale() -> str:
     return table(["network, `--scale`", "ranks", "search", "whole", "limit", "height"], cells)
 
 
+# ---------------------------------------------------------------------- docs/thousands.md
+
+
+def _thousands() -> str:
+    record = json.loads(THOUSANDS.read_text())
+    columns = ("/ bound", "CPU s", "GiB")
+    cells = []
+    for row in record["rows"].values():
+        case = [row["network"], row["ranks"], row["collective"], row["size"]]
+        if "refused" in row:
+            cells.append([*case, f"- {row['refused']}", *[""] * len(columns)])
+        else:
+            figures = [f"{row[c]:.3f}" if c == "/ bound" else f"{row[c]:.2g}" for c in columns]
+            cells.append([*case, row["took"], *figures])
+    header = ["network", "ranks", "collective", "size", "synthesizer", *columns]
+    machine = f"{record['machine']['cores']} cores, {record['machine']['cpu']}"
+    return table(header, cells) + f"\nMeasured on {machine}.\n"
+
+
 # ---------------------------------------------------------------------- docs/workloads.md
 
 
@@ -388,6 +409,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-gathers": _all_gathers,
     "all-reduces": _all_reduces,
     "forests-at-scale": _scale,
+    "thousands": _thousands,
     "overlaps": _overlaps,
     "cascade": _cascade,
     "cables": _cables,

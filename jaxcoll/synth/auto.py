@@ -481,6 +481,14 @@ class _Race:
             CollectiveError: there is none.
         """
         self.refuse_if_late()
+        if self.schedule is None and self.passed_over and self.portfolio.work is None:
+            least = min(self.passed_over, key=self.passed_over.__getitem__)
+            work = self.passed_over[least]
+            raise CollectiveError(
+                f"{self.problem.collective}: every candidate is more work than the default's "
+                f"{self.work:.3g} sends; {least} states the least, {work:.3g}: name it, as in "
+                f"synthesizer={least!r}, or take fewer ranks"
+            )
         if self.schedule is None or self.chosen is None:
             raise CollectiveError(
                 f"no candidate is defined for {self.problem.collective}: {self._refusals()}"

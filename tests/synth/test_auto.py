@@ -502,3 +502,12 @@ def test_the_dearest_third_count_is_left_out():
     climb.record(2, 135.9)
     enough = 135.9 * 0.99
     assert climb.prospect(2**16) < enough < climb.prospect(2**22)
+
+
+def test_where_all_is_too_much_work_the_least_is_named(monkeypatch):
+    monkeypatch.setattr(jc.synth.auto, "_SENDS", 1)
+    topology = ring(6)
+    with pytest.raises(CollectiveError, match=r"than the default's 1 sends; (\w+) states") as at:
+        synthesize(topology, "all_gather")
+    least = str(at.value).split("synthesizer='")[1].split("'")[0]
+    assert synthesize(topology, "all_gather", least, chunks=1)

@@ -2,7 +2,9 @@
 
 A row for every network, collective and size, printed as it comes, each in a process of its own: the
 memory is the most that the process ever had. CPU seconds are those of ``jc.synthesize``, with its
-proof. A case that is refused, or takes more than its seconds on the clock, has a row that says so.
+proof. A case that is refused, or killed, or takes more than its seconds on the clock, has a row
+that says so. ``--record`` adds the rows to ``thousands.json``, each as it comes, and writes the
+table of ``docs/thousands.md``.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments import recording
+from experiments.study import describe_machine
 from experiments.timing import cpu_timed, report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError, SearchWarning
+from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -36,6 +41,7 @@ NETWORKS: Mapping[str, Callable[[int], Topology]] = {
     "fat-tree": lambda n: topologies.fat_tree(4, {256: 4, 1024: 5, 4096: 6}[n]),
 }
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce")
+CASE = ("network", "ranks", "collective", "size")
 SIZES = {"1 KiB": 2**10, "1 MiB": 2**20, "64 MiB": 2**26, "1 GiB": 2**30}
 
 
@@ -73,7 +79,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     )
     for case in cases:
         command = [sys.executable, "-m", __spec__.name, *map(str, case)]
-        row = dict(zip(("network", "ranks", "collective", "size"), case, strict=True))
+        row = dict(zip(CASE, case, strict=True))
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=options.seconds, check=True
@@ -89,6 +95,28 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield row | {"refused": f"took more than {options.seconds:g} s"}
 
 
+def recorded(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows, each in the record and on the page before the next is measured."""
+    path = recording.THOUSANDS
+    for row in rows:
+        known = json.loads(path.read_text())["rows"] if path.exists() else {}
+        # In the order of the options, whatever was measured first.
+        ordered = sorted([*known.values(), row], key=_place)
+        found = {" ".join(str(each[part]) for part in CASE): each for each in ordered}
+        record = {"machine": describe_machine(), "rows": found}
+        write_text(path, json.dumps(record, indent=1) + "\n")
+        recording.write()
+        yield row
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
+    lists = (list(NETWORKS), list(RANKS), list(COLLECTIVES), list(SIZES))
+    network, ranks, kind, size = (
+        listed.index(row[part]) for listed, part in zip(lists, CASE, strict=True)
+    )
+    return ranks, network, kind, size
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="thousands", description=__doc__)
@@ -97,7 +125,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["64 MiB"])
     parser.add_argument("--seconds", type=float, default=600.0, help="of a row (%(default)s)")
-    report("thousands", rows(parser.parse_args(argv)))
+    parser.add_argument("--record", action="store_true", help="also for docs/thousands.md")
+    options = parser.parse_args(argv)
+    measured = rows(options)
+    report("thousands", recorded(measured) if options.record else measured)
 
 
 if __name__ == "__main__":

@@ -49,3 +49,22 @@ def test_a_row_whose_process_dies_is_followed_by_the_next(monkeypatch):
         lambda command, **more: run([command[0], "-c", killed], **more),
     )
     assert [row["refused"] for row in thousands.rows(options)] == 2 * ["killed by signal 9"]
+
+
+def test_the_record_has_every_case_once_in_order(monkeypatch, tmp_path):
+    monkeypatch.setattr(thousands.recording, "THOUSANDS", tmp_path / "thousands.json")
+    monkeypatch.setattr(thousands.recording, "DOCS", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- rows: thousands -->\n<!-- end of rows -->\n")
+
+    def row(network, **more):
+        return {"network": network, "ranks": 256, "collective": "reduce", "size": "1 MiB", **more}
+
+    timed = {"took": "direct", "/ bound": 1.5, "CPU s": 2.0, "GiB": 0.25}
+    list(thousands.recorded(iter([row("rails", refused="no"), row("dgx-h100", **timed)])))
+    list(thousands.recorded(iter([row("rails", **timed)])))
+    lines = [line for line in page.read_text().splitlines() if "256" in line]
+    assert lines == [
+        f"| {network} | 256 | reduce | 1 MiB | direct | 1.500 | 2 | 0.25 |"
+        for network in ("dgx-h100", "rails")
+    ]
