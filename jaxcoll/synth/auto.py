@@ -398,7 +398,8 @@ class _Race:
         elif work > allowed and not (ignore_work_limit and not climb.tried):
             too_much = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             row["refused"] = self.refused[synthesizer, count] or too_much
-            if not climb.tried and work < float("inf"):
+            is_defined = synthesizer.makes(self.problem.collective.traits)
+            if not climb.tried and is_defined and work < float("inf"):
                 least = self.passed_over.get(synthesizer.name, work)
                 self.passed_over[synthesizer.name] = min(least, work)
             climb.left = []

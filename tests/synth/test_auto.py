@@ -29,6 +29,7 @@ from jaxcoll.synth import (
     Ring,
     Swing,
     Tacos,
+    auto,
     synthesize,
 )
 from jaxcoll.synth.auto import _Climb, _Race, chosen_by_auto
@@ -505,7 +506,7 @@ def test_the_dearest_third_count_is_left_out():
 
 
 def test_where_all_is_too_much_work_the_least_is_named(monkeypatch):
-    monkeypatch.setattr(jc.synth.auto, "_SENDS", 1)
+    monkeypatch.setattr(auto, "_SENDS", 1)
     topology = ring(6)
     with pytest.raises(CollectiveError, match=r"than the default's 1 sends; (\w+) states") as at:
         synthesize(topology, "all_gather")
