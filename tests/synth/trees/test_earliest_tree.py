@@ -32,6 +32,7 @@ def test_two_hosts_of_two_by_hand(bandwidth, seconds):
     assert simulate(schedule, 1).time == pytest.approx(seconds)
 
 
+@pytest.mark.slow  # 11 CPU s: the default tries the others too
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 def test_little_data_of_256_ranks_are_near_the_bound(kind):
     topology = topologies.dgx_h100(32)
