@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from experiments.study import CheckError
 from experiments.timing import RESULTS, report
 from experiments.wires import tuning
 from experiments.wires.networks import NETWORKS
-from jaxcoll.emulation import emulate
+from experiments.wires.programs import lines_of
 
 _NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
 
@@ -35,24 +31,18 @@ def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     speed = Fraction(options.mbits * 10**6, 8)
     for name in options.networks:
         file = RESULTS / f"tune-wires-{name.replace(' ', '-')}.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
-        # By its name: its own folder would hide modules of the standard library.
-        arguments = [str(file.absolute()), str(options.kib << 10), str(options.steps)]
-        status = emulate(
-            NETWORKS[name](speed), [sys.executable, "-m", tuning.__name__, *arguments], scale=1,
-            environment={"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[2])},
-        )  # fmt: skip
-        if status:
-            raise CheckError(f"the steps on the {name} ended with status {status}")
-        yield {"network": name, **row(json.loads(file.read_text()))}
+        program = ["-m", tuning.__name__, str(file.absolute()), str(options.kib << 10)]
+        topology = NETWORKS[name](speed)
+        (found,) = lines_of(name, topology, [*program, str(options.steps)], file, 1)
+        yield {"network": name, **row(found)}
 
 
 def row(found: dict[str, Any]) -> dict[str, Any]:
     """The row of a run: how soon it settled, at what cost, and how good the choice is.
 
-    Costs are shares of as many steps by the default, and the choice's time over the best one's;
-    both by the medians of the sweep, in which nothing else runs.
+    Lost is the share beyond as many steps that each take as long as a fast one of the run.
+    Choice and default are compared with the best by the medians of the sweep, in which nothing else
+    runs.
     """
     medians = {name: statistics.median(seconds) for name, seconds in found["swept"].items()}
     default = medians.get("None")

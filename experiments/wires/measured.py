@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -23,17 +22,17 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig
 from experiments.figures import scatter
 from experiments.limits import Count, Filled, Natural, Positive, Rising, at_least, one_of
-from experiments.study import CheckError, Rows
+from experiments.study import Rows
 from experiments.wires.networks import NETWORKS
+from experiments.wires.programs import lines_of
 from jaxcoll.bounds import bound
-from jaxcoll.emulation import emulate
 from jaxcoll.emulation.cluster import CONGESTION_CONTROL
 from jaxcoll.kinds import names_in
 from jaxcoll.synth.native import JAX_LAX
 from jaxcoll.topology import Topology
 
 LAX, DEFAULT, ALL = JAX_LAX, "default", "all"
-_PROGRAM = Path(__file__).with_name("rank.py")
+_PROGRAM = ("-m", "experiments.wires.rank")
 _WIDTH = 4  # bytes of a number
 _KIB = 1024
 # From here on the time of a call is that of its bytes; below, that of its messages counts too.
@@ -125,21 +124,11 @@ def measured(
         for kind in collectives
         for size in sizes
     ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("")
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         plan.write_text(json.dumps({**dataclasses.asdict(effort), "cases": cases}))
-        command = [sys.executable, str(_PROGRAM), str(plan), str(file.absolute())]
-        # A process has one device, whatever the environment asks of its own processes. Bandwidths
-        # are those asked for: another machine's would be other cases.
-        status = emulate(topology, command, scale=1, environment={"XLA_FLAGS": ""})
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    if status or len(lines) != len(cases):
-        raise CheckError(
-            f"{len(lines)} of {len(cases)} cases of the {name} ran, and the program ended with "
-            f"status {status}; its lines are above"
-        )
+        program = [*_PROGRAM, str(plan), str(file.absolute())]
+        lines = lines_of(name, topology, program, file, len(cases))
     for line in lines:
         yield from rows_of(name, topology, line)
 

@@ -1,8 +1,9 @@
-"""The program of a rank: ``python rank.py PLAN ROWS``, started once per rank by ``emulate``.
+"""The program of a rank: ``python -m experiments.wires.rank PLAN ROWS``.
 
-For each case, a collective and its bytes, it predicts all candidates, compiles ``jax.lax``, the
-default and the schedules that are to be measured, times them in alternation, and holds their values
-against those of ``jax.lax``. Rank 0 writes a line of JSON per case.
+Started once per rank by ``emulate`` (``measured.py``). For each case, a collective and its bytes,
+it predicts all candidates, compiles ``jax.lax``, the default and the schedules that are to be
+measured, times them in alternation, and holds their values against those of ``jax.lax``. Rank 0
+writes a line of JSON per case.
 
 A call begins when the last rank has entered it and ends when the last rank has its result. The
 clock is the machine's, which all its processes read.

@@ -59,12 +59,15 @@ def sharded(by: Any) -> Callable[[jax.Array], jax.Array]:
     return step
 
 
+STEPS = {"ten buckets": buckets, "FSDP": sharded}
+
+
 def main(rows_path: str, calls: str) -> None:
     """Times both steps; rank 0 writes a line of JSON per step."""
     jax.distributed.initialize()
     rank = Rank()
     lengths = {"ten buckets": _ROWS * _WIDTH, "FSDP": _LAYERS * _WIDE**2 // rank.mesh.size}
-    for name, make in {"ten buckets": buckets, "FSDP": sharded}.items():
+    for name, make in STEPS.items():
         x = rank.numbers(lengths[name])
         programs = {LAX: rank.compiled(make(jax.lax), False, x)}
         with jc.use_topology(rank.network):

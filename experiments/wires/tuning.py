@@ -59,14 +59,10 @@ def main(rows_path: str, nbytes: str, most: str) -> None:
     if jax.process_index() == 0:
         line = {
             "done": tuned.done,
-            "steps": dict(report.steps),
             "seconds": until,
             "step seconds": seconds,
             "chosen": ", ".join(map(str, report.chosen.values())),
             "swept": swept,
-            "compile seconds": report.compile_seconds,
-            "slices": report.compiler_seconds,
-            "report": str(report),
         }
         with open(rows_path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

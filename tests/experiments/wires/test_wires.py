@@ -180,7 +180,7 @@ def test_calls_fill_the_seconds(seconds, calls):
 def test_a_rank_that_fails_is_told(tmp_path, monkeypatch, capfd):
     program = tmp_path / "fails.py"
     program.write_text("import sys; sys.exit('no values')")
-    monkeypatch.setattr(measured, "_PROGRAM", program)
+    monkeypatch.setattr(measured, "_PROGRAM", (str(program),))
     network, effort = topologies.ring(2, bandwidth=1e6), configuration("wires", "ci").effort
     before = namespaces()
     with pytest.raises(CheckError, match=r"0 of 1 cases of the pair ran.*status 1"):
@@ -202,8 +202,7 @@ def test_values_are_those_of_lax_or_nothing_is_measured(tmp_path, capfd):
     effort = dataclasses.replace(configuration("wires", "ci").effort, by_chance=0)
     network = topologies.ring(2, alpha=0, bandwidth=4e6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured, "_PROGRAM", program)
-        patch.setenv("PYTHONPATH", ".", prepend=":")
+        patch.setattr(measured, "_PROGRAM", (str(program),))
         with pytest.raises(CheckError, match="0 of 1 cases"):
             list(measured.measured("pair", network, ["all_reduce"], [4096], effort, tmp_path / "a"))
     assert "differs from jax.lax" in capfd.readouterr().out
