@@ -6,6 +6,7 @@ states the assumption, and how to replace it by a statement.
 
 import sys
 import warnings
+from fractions import Fraction
 
 __all__ = [
     "AssumptionWarning",
@@ -30,7 +31,13 @@ def shown(value: object) -> str:
     """
     try:
         # Of long text the beginning alone, since what is not trusted may be as long as a file.
-        text = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+        # Fractions as numbers are typed: 1/3, not Fraction(1, 3).
+        is_text = isinstance(value, (str, bytes))
+        text = (
+            str(value)
+            if isinstance(value, Fraction)
+            else repr(value[:_SHOWN] if is_text else value)
+        )
     except Exception as error:  # an object of the caller's: any failure must not hide the error
         text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
     text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -171,8 +171,11 @@ class Schedule:
         parted = _first_parted(self.step_ptr, self.edge, np.full(len(edges), -1))
         if parted >= 0:
             step = int(np.searchsorted(self.step_ptr, parted, side="right")) - 1
+            # Apart as they were given, or by the numbers of two edges that are one path.
+            doubled = image is not None and len(edges) < len(image)
+            hint = "; some of the edges are given twice" if doubled else ""
             raise ScheduleError(
-                f"the sends of step {step} on edge {self.edge[parted]} must stand together",
+                f"the sends of step {step} on edge {self.edge[parted]} must stand together{hint}",
                 step=step,
             )
 

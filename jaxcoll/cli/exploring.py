@@ -114,7 +114,7 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 @failure_options
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
-@click.option("--size", type=SIZE, default="64MB", help="Of a rank's buffer, for a page.")
+@click.option("--size", type=SIZE, help="Of a rank's buffer, for a page; 64MB by default.")
 @execution_option
 @click.option("--names", is_flag=True, help="List the names that networks have.")
 @as_json
@@ -127,6 +127,8 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
     jaxcoll show schedule.json -o page.html
     """
     if names:
+        if what is not None:
+            raise click.UsageError(f"--names lists all networks; leave {what} out")
         return tell(as_json, network_names(), *network_names())
     if what is None:
         raise click.UsageError("say what to show: a network or a file, or --names")
@@ -135,6 +137,8 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
             f"{output!r} has no suffix of a picture; end it with .png, .svg or .html"
         )
     check_target(output, "picture")
+    if (size, execution) != (None, None) and not (output or "").lower().endswith(".html"):
+        raise click.UsageError("--size and --execution are of a page; add -o page.html")
     with working("reading"):
         obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
         if any(of_network.values()):
@@ -143,7 +147,7 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
             obj = after_failures(obj, **of_network)
     if output is not None:
         with working("drawing"):
-            _draw(obj, output, size, execution)
+            _draw(obj, output, _PAGE_BYTES if size is None else size, execution)
     is_network = not hasattr(obj, "collective")
     facts = network_facts(obj) if is_network else described(obj)
     lines = [f"drawn to {output}"]
@@ -170,6 +174,9 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
         found = named_network(what, *speeds)
     check_network(what, found, given)
     return found
+
+
+_PAGE_BYTES = 64_000_000  # of a rank's buffer, where --size is left out
 
 
 def _draw(obj: Any, path: str, size, execution: str | None) -> None:
@@ -283,6 +290,7 @@ class Names(click.ParamType):
 @network_options
 @collective_argument
 @click.option("--size", type=SIZES, default=_SIZES, help="1KiB,1MiB,1GiB by default.")
+@click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @deadline_option
@@ -302,8 +310,11 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     """
     import jaxcoll as jc
     from jaxcoll.simulation import link_model
+    from jaxcoll.synth.native import JAX_LAX
 
     check_target(output, suffix=".csv")
+    if JAX_LAX in (only or ()) and options["execution"] is None:
+        raise click.UsageError(f"{JAX_LAX} is timed as a machine runs it; add --execution MACHINE")
     by = link_model(options.pop("model") or "astra")
     table = Table((20, *(18 for _ in size)))
     made: list[jc.comparison.Compared] = []
@@ -330,7 +341,8 @@ def compare(network, collective, size, only, output, workers, as_json, **options
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
     # What switches that copy and add make possible; percents are of what schedules can do.
     able = by.bounded_by(network)
-    counted = [jc.bound(able, collective, nbytes).time for nbytes in size if network.in_network]
+    what = jc.Collective(collective, network.num_ranks, root=options["root"])
+    counted = [jc.bound(able, what, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))
         facts = {"collective": collective, "ranks": network.num_ranks}

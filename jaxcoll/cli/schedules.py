@@ -351,6 +351,8 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     read = read_schedule(schedule, _network(network_name))
     # Refused before the work: a file that could not be written after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
+    if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
+        raise click.UsageError(f"{trace!r} is to be a file that ends with .json or .json.gz")
     for path in (trace, table_path, prefix and f"{prefix}.json"):
         check_target(path, "json", as_json=as_json)
     if prefix is not None:

@@ -80,6 +80,7 @@ def compare(
     collective: str = "all_reduce",
     sizes: Sequence[float] = (2**10, 2**20, 2**30),
     *,
+    root: int | Sequence[int] | None = None,
     synthesizers: Iterable[str] | None = None,
     seed: int = 0,
     execution: str | ExecutionCosts | None = None,
@@ -93,8 +94,9 @@ def compare(
 
     Args:
         topology: the network.
-        collective: its kind. One that has a root gets rank 0.
+        collective: its kind.
         sizes: bytes of a rank's buffer.
+        root: of a kind that has one, see ``Collective``; rank 0 when None.
         synthesizers: names; all but the exact searches, which take minutes, when None. "jax.lax"
             is what gloo, NCCL or XLA runs on the machine, the first of all where one is given.
         seed: of random choices.
@@ -116,7 +118,7 @@ def compare(
 
     Raises:
         TopologyError: no network, an unknown synthesizer, no size, or "jax.lax" without a machine.
-        CollectiveError: an unknown collective.
+        CollectiveError: an unknown collective, or a root that it cannot have.
         ScheduleError: a size that is not a number of bytes, an unknown link model, or one whose
             ``network`` returns one of other links.
         FormatError: ``path`` holds another table, or rows of another comparison.
@@ -126,7 +128,9 @@ def compare(
     executors.checked(executor, TopologyError)
     costs = costs_of(execution, ScheduleError)
     every = [name for name in SYNTHESIZERS if name not in (*SEARCHES, "auto")]
-    native = [] if costs is None or kind_of(collective).lax is None else [JAX_LAX]
+    kind = kind_of(collective).name
+    what = Collective(kind, topology.num_ranks, root=root)  # type: ignore[arg-type]
+    native = [] if costs is None or what.traits.lax is None else [JAX_LAX]
     given = [*native, *every, "auto"] if synthesizers is None else synthesizers
     names = checks.members(given, "synthesizers", TopologyError)
     checks.optional(deadline, checks.positive, "deadline", TopologyError)
@@ -143,13 +147,11 @@ def compare(
     # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
         network = by.bounded_by(topology.forwarding_only())
-        least = [
-            (nbytes, bound(network, collective, nbytes, execution=costs).time) for nbytes in counts
-        ]
+        least = [(nbytes, bound(network, what, nbytes, execution=costs).time) for nbytes in counts]
     if synthesizers is None:
-        names = _cheapest_first(names, topology, collective)
+        names = _cheapest_first(names, topology, what)
     options = {"seed": seed, "execution": costs, "model": by, "deadline": deadline}
-    timed = functools.partial(_timed, topology, collective, least, options)
+    timed = functools.partial(_timed, topology, what, least, options)
     if path is None:
         made = executors.ordered(timed, names, executor)
     else:
@@ -158,18 +160,18 @@ def compare(
         # Tables of before there was a choice are of the first model.
         problem += "" if by == ASTRA else f" {by.digest}"
         problem += "" if deadline is None else f" {deadline}"
+        problem += "" if root is None else f" root {what.root}"
         made = _kept(
             path, hashlib.sha256(problem.encode()).hexdigest()[:16], timed, names, executor
         )
     return _reported(made, names, progress)
 
 
-def _cheapest_first(names: Sequence[str], topology: Topology, collective: str) -> list[str]:
+def _cheapest_first(names: Sequence[str], topology: Topology, what: Collective) -> list[str]:
     """Names in the order of the work of one chunk per shard; jax.lax first, the default last."""
     if topology.num_ranks == 1:
         return list(names)
-    root = 0 if kind_of(collective).has_root else None
-    problem = Problem.stated(topology, collective, 1, root=root)
+    problem = Problem.stated(topology, what.kind, 1, root=what.root)
 
     def work(name: str) -> float:
         if name in (JAX_LAX, "auto"):
@@ -216,7 +218,7 @@ def _reported(made: Iterator, names: Sequence[str], progress: Wanted) -> Iterato
 
 def _timed(
     topology: Topology,
-    collective: str,
+    what: Collective,
     least: Sequence[tuple[float, float]],
     options: Mapping[str, Any],
     name: str,
@@ -227,7 +229,6 @@ def _timed(
         options: those of ``synthesize`` by which all are compared.
     """
     timing = {option: options[option] for option in ("execution", "model")}
-    root = 0 if kind_of(collective).has_root else None
     rows: list[Compared] = []
     refusal = None
     for nbytes, bound_seconds in least:
@@ -236,10 +237,10 @@ def _timed(
         if refusal is None:
             try:
                 if name == JAX_LAX:
-                    seconds = _of_lax(topology, collective, nbytes, **timing)
+                    seconds = _of_lax(topology, what, nbytes, **timing)
                 else:
                     schedule = synthesize(
-                        topology, collective, name, nbytes=nbytes, root=root, **options
+                        topology, what.kind, name, nbytes=nbytes, root=what.root, **options
                     )
                     seconds = simulate(schedule, nbytes, **timing).time
             except (CollectiveError, TopologyError, ScheduleError) as error:
@@ -249,10 +250,13 @@ def _timed(
 
 
 def _of_lax(
-    topology: Topology, kind: str, nbytes: float, execution: ExecutionCosts, model: LinkModel
+    topology: Topology,
+    what: Collective,
+    nbytes: float,
+    execution: ExecutionCosts,
+    model: LinkModel,
 ) -> float:
-    what = Collective(kind, topology.num_ranks)  # type: ignore[arg-type]
     links = lax_seconds(topology, what, nbytes, execution, model=model)
     if math.isinf(links):
         raise CollectiveError(f"no algorithm that is known of jax.lax is defined on {topology}")
-    return links + (execution.native_seconds(kind, nbytes, topology.num_ranks) or 0.0)
+    return links + (execution.native_seconds(what.kind, nbytes, topology.num_ranks) or 0.0)

@@ -314,6 +314,7 @@ def test_completion(capsys):
         (["verify", "/dev/null"], "device"),
         (["verify", "/"], "--network"),
         (["simulate", "/nowhere.json", "--size", "1MiB"], "No such file"),
+        (["simulate", "SCHEDULE", "--trace", "x.foo"], "ends with .json or .json.gz"),
         (["simulate", "/nowhere.json", "--model", "exact"], "must be one of astra, tacos"),
         (["compare", "torus:2x2", "--model", "no_module:x"], "importing no_module failed"),
         (["bound"], "or --from FILE"),
@@ -324,11 +325,18 @@ def test_completion(capsys):
         (["compare", "torus:2x2", "--workers", "0"], "--workers"),
         (["compare", "torus:2x2", "--only", "ring,blind"], "no synthesizer is called 'blind'"),
         (["compare", "torus:2x2", "--size", "1KiB,"], "type 256KiB"),
+        (["compare", "torus:2x2", "--only", "jax.lax"], "add --execution MACHINE"),
+        (["compare", "torus:2x2", "broadcast", "--root", "9"], "root"),
+        (["compare", "torus:2x2", "--root", "1"], "has no root"),
         (["bound", "torus:2x2", "--size", "1e99999"], "is not a size"),
         (["find", "1", "4"], "RANKS"),
         (["find", "8", "2", "--take", "1"], "belong together"),
         (["find", "40000", "4"], "32768"),
         (["show"], "say what to show"),
+        (["show", "ring:4", "--names"], "leave ring:4 out"),
+        (["show", "ring:4", "--size", "1MB"], "add -o page.html"),
+        (["show", "ring:4", "--execution", "tpu", "-o", "a.svg"], "add -o page.html"),
+        (["show", "ring:4", "--slow", "0-1=0"], "above 0, got 0"),
         (["show", "torus:2x2", "-o", "picture.jpeg"], "end it with .png"),
         (["convert", "torus:2x2", "out.xml"], "holds schedules"),
         (["tune", "run"], "--output"),
@@ -342,8 +350,11 @@ def test_bad_input_is_one_line_that_says_what_to_type(
     capsys, monkeypatch, tmp_path, arguments, said
 ):
     monkeypatch.chdir(tmp_path)
+    schedule = tmp_path / "schedule.json"
+    jc.io.save(schedule, jc.synthesize(jc.topologies.ring(3), "all_gather", "ring", chunks=1))
+    arguments = [schedule if each == "SCHEDULE" else each for each in arguments]
     assert said in refused(capsys, *arguments)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [schedule]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\0\0", "<algo>", '{"format": "x"}', "é" * 9])

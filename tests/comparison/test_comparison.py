@@ -156,3 +156,19 @@ def test_a_deadline_is_that_of_every_schedule():
     found = list(jc.compare(topology, "all_gather", [2**20], deadline=1e-9))
     assert all(row.seconds is None for row in found)
     assert sum("deadline" in (row.refusal or "") for row in found) > 3
+
+
+def test_a_root_is_that_of_every_schedule_and_bound():
+    """On a line the middle reaches all in half the steps that an end takes."""
+    line = jc.topologies.mesh(5)
+    first, end, middle = (
+        {row.synthesizer: row for row in jc.compare(line, "broadcast", [8], root=root)}
+        for root in (None, 0, 2)
+    )
+    assert first == end
+    assert middle["auto"].bound_seconds < end["auto"].bound_seconds
+    assert (middle["auto"].percent_of_bound or 0) > 99
+    assert (middle["auto"].seconds or 0) < (end["auto"].seconds or 0)
+    for kind, root in (("broadcast", 5), ("all_reduce", 0)):
+        with pytest.raises(jc.errors.CollectiveError, match="root"):
+            jc.compare(line, kind, root=root)

@@ -327,6 +327,13 @@ BAD = [
 ]
 
 
+def test_an_edge_that_is_given_twice_is_said():
+    """Two numbers of one path, whose sends stand apart by their numbers."""
+    both = Edges.from_paths(RING, [[0], [1], [0]])
+    with pytest.raises(ScheduleError, match="stand together; some of the edges are given twice"):
+        Schedule(**(GOOD | {"edges": both, "step_ptr": [0, 3], "edge": [0, 1, 2]}))
+
+
 @pytest.mark.parametrize(("change", "match"), BAD)
 def test_bad_schedules_are_refused(change: dict[str, Any], match):
     Schedule(**GOOD)
