@@ -20,6 +20,7 @@ from experiments.config import (
     configure,
     has_ended,
     mark_ended,
+    meant,
 )
 from experiments.study import CheckError, ConfigError
 from jaxcoll.progress import working
@@ -66,7 +67,7 @@ def _job(composed: DictConfig) -> None:
     name = context.runtime.choices["experiment"]
     try:
         if name not in EXPERIMENTS:
-            raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+            raise ConfigError(f"there is no experiment {name!r}; {meant(name, EXPERIMENTS)}")
         composed.results = context.runtime.output_dir
         config = checked(name, composed)
     except ConfigError as error:

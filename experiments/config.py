@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import difflib
 import functools
 import io
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -293,7 +295,7 @@ def configure(arguments: Sequence[str]) -> tuple[str, Any]:
         size = value if key == "size" else size
     if name not in EXPERIMENTS:
         given = f"there is no experiment {name!r}" if name else "which experiment? experiment=NAME"
-        raise ConfigError(f"{given}; known: {', '.join(EXPERIMENTS)}")
+        raise ConfigError(f"{given}; {meant(name, EXPERIMENTS)}")
     sizes = presets(name)
     if size not in (sizes or SIZES[:1]):
         known = f"known: {', '.join(sizes)}" if sizes else f"{name} has one size only"
@@ -304,7 +306,29 @@ def configure(arguments: Sequence[str]) -> tuple[str, Any]:
         return name, checked(name, composed)
     except (HydraException, OmegaConfBaseException) as error:
         text, _, _ = str(error).partition("Config search path")
+        if (found := re.match(r"Could not override '([\w.]+)'", text)) is not None:
+            text = f"{name} has no key {found[1]!r}; {_instead(found[1], name)}"
         raise ConfigError(" ".join(text.split())) from error
+
+
+def _instead(key: str, name: str) -> str:
+    """What may have been meant by a key that an experiment does not have."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        place: Any = compose(ROOT, overrides=[f"experiment={name}"])
+    before, known = "", ["experiment"]
+    for part in key.split("."):
+        known += [before + str(each) for each in place] if isinstance(place, DictConfig) else []
+        if before + part not in known:
+            return meant(before + part, known)
+        place, before, known = place[part], f"{before}{part}.", []
+    return meant(key, known)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """For refusals: the known words that are near to one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
 # Hydra reads some twenty files for a configuration, and pages and records ask for each of them

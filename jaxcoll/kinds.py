@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -242,6 +243,22 @@ _ROWS = (
 
 KINDS: Mapping[str, Kind] = MappingProxyType({row.name: row for row in _ROWS})
 NAMES = tuple(KINDS)
+
+
+def _letters(word: str) -> str:
+    return re.sub("[-_ ]", "", word.lower())
+
+
+# MPI's words beside those of the rows.
+_BY_WORD = {
+    **{"bcast": KINDS["broadcast"], "alltoallv": KINDS["all_to_all"]},
+    **{
+        _letters(word): row
+        for row in _ROWS
+        for word in (row.name, row.lax, row.hlo, row.nccl_tests, row.nccl, row.msccl, row.sccl)
+        if word is not None
+    },
+}
 ALL_GATHER = KINDS["all_gather"]
 
 
@@ -252,8 +269,18 @@ def kind_of(name: object) -> Kind:
         CollectiveError: none is called so.
     """
     if not isinstance(name, str) or name not in KINDS:
-        raise CollectiveError(f"unknown collective {shown(name)}; known: {', '.join(KINDS)}")
+        near = meant(name) if isinstance(name, str) else None
+        hint = "" if near is None else f"; did you mean {near.name!r}?"
+        raise CollectiveError(f"unknown collective {shown(name)}{hint}; known: {', '.join(KINDS)}")
     return KINDS[name]
+
+
+def meant(word: str) -> Kind | None:
+    """The kind that a word of JAX, XLA, NCCL, MPI or their tools is for, in any spelling.
+
+    "AllReduce", "all-reduce", "psum" and "all_reduce_perf" are all_reduce. None for other words.
+    """
+    return _BY_WORD.get(_letters(word).removesuffix("perf"))
 
 
 def those(which: Callable[[Kind], bool]) -> frozenset[str]:

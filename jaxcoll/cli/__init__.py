@@ -22,6 +22,7 @@ import concurrent.futures
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -146,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The library's own refusals only: any other ValueError is a fault of it, and one line of that
     # would read as the user's.
     except (JaxcollError, NotRead, NotProved) as error:
-        return _failed(str(error), 2)
+        command = application.get_command(click.Context(application), given[0]) if given else None
+        return _failed(_by_options(str(error), command), 2)
     except Exception as error:
         traceback.print_exc()
         what = f"{type(error).__name__}: {one_line(error)}"
@@ -160,8 +162,38 @@ def _failed(message: str, code: int) -> int:
     return code
 
 
+# Options of other tools, by what stands for them here.
+_ELSEWHERE = {
+    "--algo": "--synthesizer", "--algorithm": "--synthesizer", "--bw": "--bandwidth",
+    "--bytes": "--size", "--latency": "--alpha", "--nbytes": "--size", "--out": "--output",
+    "--sizes": "--size", "--to": "--format", "--topology": "--network", "--type": "--format",
+}  # fmt: skip
+
+
+def _options(command: click.Command) -> set[str]:
+    return {text for param in command.params for text in param.opts if text.startswith("--")}
+
+
+def _by_options(message: str, command: click.Command | None) -> str:
+    """A refusal of the library as it reads on the command line: "give --ranks" for "ranks="."""
+    known = {} if command is None else {param.name: param for param in command.params}
+
+    def said(found: re.Match) -> str:
+        param = known.get(found[1])
+        if isinstance(param, click.Option):
+            return max(param.opts, key=len)
+        return found[0] if param is None else found[1].upper()
+
+    return re.sub(r"\b([a-z_]+)=(?=[\s;,.)]|$)", said, message)
+
+
 def _usage(error: click.UsageError) -> str:
     message = one_line(error.format_message()).rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        # Words of other tools, which are not near in letters.
+        ours = _ELSEWHERE.get(error.option_name)
+        if ours in _options(error.ctx.command):
+            message = f"No such option: {error.option_name}; did you mean {ours}?"
     path = error.ctx.command_path if error.ctx is not None else ""
     return (
         f"{message} (jaxcoll --help)" if path in ("", "jaxcoll") else f"{message} ({path} --help)"

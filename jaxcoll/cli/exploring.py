@@ -302,8 +302,8 @@ class Names(click.ParamType):
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
-    Rows are printed as they come, those of least work first. Named by --only, synthesizers say
-    why they do not apply, and exact searches (sccl, step_milp) run, for minutes.
+    Those of least work come first. Named by --only, synthesizers say why they do not apply,
+    and exact searches (sccl, step_milp) run.
 
     \b
     jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.networks import is_name
+
 # By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
     "json": (".json",), "msccl": (".xml",), "azure": (), "mscclpp": (),
@@ -53,6 +55,7 @@ def open_schedule(path: str, network: Any = None):
         found = jc.io.load(path, network)
         # ForestColl's trees, of one piece: more of them are a choice that the file does not make.
         return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
+    refuse_network(path)
     found = jc.io.load(path)
     if not isinstance(found, jc.Schedule):
         raise click.UsageError(
@@ -60,6 +63,20 @@ def open_schedule(path: str, network: Any = None):
         )
     check_network(path, found, network)
     return found
+
+
+def refuse_network(path: str) -> None:
+    """That a schedule's path is not the name of a network, which other commands take.
+
+    Raises:
+        click.UsageError: it is, and there is no such file.
+    """
+    if os.path.exists(path) or not is_name(path):
+        return
+    raise click.UsageError(
+        f"{path} is a network, and a schedule's file is expected; make one: jaxcoll synth {path} "
+        "-o schedule.json"
+    )
 
 
 def check_network(path: str, found: Any, network: Any) -> None:

@@ -9,7 +9,8 @@ import click
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import NetworkName, named_network
 from jaxcoll.cli.quantities import SIZES, print_json, size_text, tell, time_text
-from jaxcoll.cli.schedules import KINDS, as_json, collective_argument
+from jaxcoll.cli.schedules import as_json, collective_argument
+from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
 
@@ -125,8 +126,8 @@ def expect(network, collective, size, log, as_json) -> int:
     if network is None and log is None:
         raise click.UsageError("say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE")
     # Without NETWORK the collective stands in its place.
-    if log is not None and network in KINDS:
-        network, collective = None, network
+    if log is not None and network is not None and (kind := meant(network)) is not None:
+        network, collective = None, kind.name
     elif log is not None and network is None:
         collective = _collective_of(log) or collective
     built = named_network(network) if network is not None else _network_of(str(log))

@@ -177,6 +177,12 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
     )
 
 
+def is_name(text: str) -> bool:
+    """Whether a text begins as a network's name does, whatever its numbers."""
+    name = text.partition(":")[0]
+    return name in FAMILIES or name in SLICES or name == "product" or _measured(name) is not None
+
+
 def _measured(name: str):
     """The measured machine of a name, or None."""
     import jaxcoll as jc
@@ -340,16 +346,17 @@ def network_options(command: Any) -> Any:
         gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
-            from jaxcoll.kinds import NAMES
+            from jaxcoll.kinds import NAMES, meant
 
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            if network not in NAMES:
+            kind = meant(network)
+            if kind is None:
                 raise click.UsageError(
                     f"no collective is called {network[:40]!r}, and --from says the network; "
                     f"known: {', '.join(NAMES)}"
                 )
-            others["collective"] = network
+            others["collective"] = kind.name
         if table is None and (gpu, hosts, column) != (None, None, None):
             raise click.UsageError("--gpu, --hosts and --speeds belong to --from; type --from FILE")
         with working("building the network"):

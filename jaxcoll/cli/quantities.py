@@ -30,6 +30,8 @@ _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {f"{letter}I": 2 ** (10 * (i + 1)) for i, letter in enumerate("KMGT")}
 _PREFIXES = {"": 1, **_DECIMAL, **_BINARY}
 
+# What may have been left out behind a prefix.
+_ENDS = ("iB", "B", "B/s", "b/s", "s")
 # Of the letters only the b tells by its case. The groups are the prefix, bytes or bits, "/s".
 _DATA = re.compile(r"((?:[KMGT]I?)?)(B|BITS?)(/S|PS)?", re.I)
 # As a careful writer has them: with these nothing else can be meant.
@@ -113,7 +115,10 @@ class Quantity(click.ParamType):
         digits, unit = _parts_of(text)
         scale = self._scale(unit) if unit else Fraction(1)
         if not digits or scale is None:
-            raise ValueError(f"{text[:40]!r} is not a {self.name}; type {self._units}")
+            # "1G" is 2^30 bytes to nccl-tests and 10^9 to others: asked, not guessed.
+            near = [digits + unit + end for end in _ENDS if digits and self._scale(unit + end)]
+            hint = f"did you mean {' or '.join(near)}?" if near else f"type {self._units}"
+            raise ValueError(f"{text[:40]!r} is not a {self.name}; {hint}")
         # A fraction: in floats 0.1us is not a tenth of a microsecond, and exact bounds differ.
         number = Fraction(digits) * scale
         if number == 0 and not self._zero:

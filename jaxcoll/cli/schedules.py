@@ -19,6 +19,7 @@ from jaxcoll.cli.files import (
     needs_network,
     open_schedule,
     read_schedule,
+    refuse_network,
     write,
 )
 from jaxcoll.cli.networks import (
@@ -48,6 +49,7 @@ from jaxcoll.cli.quantities import (
 )
 from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.kinds import NAMES as KINDS
+from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
 # Of ``jc.io.synthesize_for``, which help does not load.
@@ -120,8 +122,21 @@ model_option = click.option(
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
 )
+
+
+class CollectiveName(click.Choice):
+    """A kind of collective, by its name here or that of another library."""
+
+    def __init__(self) -> None:
+        super().__init__(KINDS)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        found = meant(str(value))
+        return super().convert(value if found is None else found.name, param, ctx)
+
+
 collective_argument = click.argument(
-    "collective", type=click.Choice(KINDS), default="all_reduce", metavar="[COLLECTIVE]"
+    "collective", type=CollectiveName(), default="all_reduce", metavar="[COLLECTIVE]"
 )
 
 
@@ -460,7 +475,7 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option(
-    "--as", "kind", type=click.Choice(KINDS), metavar="COLLECTIVE", help="The one it must be."
+    "--as", "kind", type=CollectiveName(), metavar="COLLECTIVE", help="The one it must be."
 )
 @click.option("--ranks", type=click.IntRange(1), help="How many ranks it must have.")
 @click.option("--root", type=Roots(), metavar="RANK", help="Of broadcast and reduce in XML; 0.")
@@ -485,6 +500,7 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     """
     from jaxcoll.prove import NotProved, NotRead, prove_file
 
+    refuse_network(file)
     try:
         with working("reading and replaying the file"):
             proof = prove_file(file, kind, ranks, root=root, runtime=runtime)

@@ -20,7 +20,8 @@ from jaxcoll.cli.quantities import (
     tell,
     time_text,
 )
-from jaxcoll.cli.schedules import KINDS, as_json
+from jaxcoll.cli.schedules import CollectiveName, as_json
+from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -43,7 +44,8 @@ class _Collectives(click.ParamType):
     name = "collectives"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
-        found = tuple(part.strip() for part in str(value).split(","))
+        kinds = [(part.strip(), meant(part)) for part in str(value).split(",")]
+        found = tuple(part if kind is None else kind.name for part, kind in kinds)
         unknown = [name for name in found if name not in _COLLECTIVES]
         if unknown:
             self.fail(f"{unknown[0]!r} is not one of {', '.join(_COLLECTIVES)}", param, ctx)
@@ -167,7 +169,7 @@ def _table(path: str):
 @click.argument("logs", nargs=-1, required=True, type=click.Path())
 @click.option("--network", type=NetworkName(), help="As assumed; a switch when left out.")
 @click.option(
-    "--collective", type=click.Choice(KINDS), metavar="NAME", help="Where a log does not say it."
+    "--collective", type=CollectiveName(), metavar="NAME", help="Where a log does not say it."
 )
 @click.option("--least", type=SIZE, default=0, help="Smaller sizes are left out.")
 @click.option("--output", "-o", help="The network with the fitted links, as JSON.")

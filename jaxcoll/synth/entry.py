@@ -39,9 +39,14 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """The synthesizer, given itself or its name in ``SYNTHESIZERS`` (with default fields).
 
     Raises:
-        CollectiveError: no synthesizer has the name.
+        CollectiveError: no synthesizer has the name, or a user's own class is not finished.
     """
     if isinstance(synthesizer, Synthesizer):
+        if not isinstance(getattr(synthesizer, "name", None), str):
+            raise CollectiveError(
+                f"the synthesizer {type(synthesizer).__name__} has no name; its class needs one, "
+                "as in name: ClassVar[str] = 'mine'"
+            )
         return synthesizer
     if isinstance(synthesizer, type):
         raise CollectiveError(

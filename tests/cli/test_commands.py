@@ -10,6 +10,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll.cli import COMMANDS, application
 from tests.cli.calls import called, refused
+from tests.tune.nccl.test_nccl_tests import OLD
 
 TORUS = jc.topologies.torus(2, 2)
 
@@ -198,7 +199,7 @@ def test_compare_on_a_machine_has_a_row_of_jax_lax(capsys):
     lax, ring = found["rows"]
     assert lax["seconds"] > 1.9 * ring["seconds"]  # around the ranks in order, each pair both ways
     assert 99 < ring["percent_of_bound"] <= 100
-    assert "no machine is given" in refused(capsys, "compare", *network, "--only", "jax.lax")
+    assert "add --execution" in refused(capsys, "compare", *network, "--only", "jax.lax")
     rooted = ("compare", "ring:4", "broadcast", "--only", "jax.lax", *options)
     assert "it has no broadcast" in refused(capsys, *rooted)
 
@@ -332,6 +333,15 @@ def test_completion(capsys):
         (["find", "1", "4"], "RANKS"),
         (["find", "8", "2", "--take", "1"], "belong together"),
         (["find", "40000", "4"], "32768"),
+        (["bound", "ring:4", "--size", "1G"], "did you mean 1GiB or 1GB?"),
+        (["bound", "ring:4", "--alpha", "5u"], "did you mean 5us?"),
+        (["bound", "ring:4", "--bandwidth", "16G"], "did you mean 16GB/s or 16Gb/s?"),
+        (["bound", "ring:4", "--nbytes", "1"], "did you mean --size?"),
+        (["convert", "ring:4", "x.gexf", "--to", "gexf"], "did you mean --format?"),
+        (["simulate", "torus:4x4"], "make one: jaxcoll synth torus:4x4 -o schedule.json"),
+        (["verify", "dgx-h100:2"], "make one: jaxcoll synth dgx-h100:2"),
+        (["prove", "v5e:4x4"], "make one: jaxcoll synth v5e:4x4"),
+        (["show", "SCHEDULE", "--network", "ring:4"], "leave --network out"),
         (["show"], "say what to show"),
         (["show", "ring:4", "--names"], "leave ring:4 out"),
         (["show", "ring:4", "--size", "1MB"], "add -o page.html"),
@@ -355,6 +365,22 @@ def test_bad_input_is_one_line_that_says_what_to_type(
     arguments = [schedule if each == "SCHEDULE" else each for each in arguments]
     assert said in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) == [schedule]
+
+
+@pytest.mark.parametrize(
+    "word", ["allreduce", "all-reduce", "AllReduce", "ALL_REDUCE", "psum", "all_reduce_perf"]
+)
+def test_collectives_go_by_the_words_of_others(capsys, word):
+    assert called(capsys, "bound", "ring:4", word) == called(capsys, "bound", "ring:4")
+
+
+def test_refusals_of_the_library_name_options(capsys, tmp_path):
+    """Python's "give collective=" is "give --collective" on the command line."""
+    log = tmp_path / "log.txt"
+    log.write_text(OLD)
+    said = refused(capsys, "calibrate", log)
+    assert "--collective" in said
+    assert "collective=" not in said
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\0\0", "<algo>", '{"format": "x"}', "é" * 9])

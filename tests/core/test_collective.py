@@ -186,6 +186,8 @@ BAD = [
     (SOME | {"kind": "reduce"}, r"reduce has one root, got \(0, 1\)"),
     (SOME | {"kind": "all_reduce"}, r"all_reduce has no root, got root=\(0, 1\)"),
     ({"kind": "all_gathr"}, "unknown collective 'all_gathr'; known: all_gather, "),
+    ({"kind": "AllReduce"}, "unknown collective 'AllReduce'; did you mean 'all_reduce'?"),
+    ({"kind": "bcast"}, "did you mean 'broadcast'?"),
     ({"kind": None}, "unknown collective None"),
     ({"kind": ["all_gather"]}, "unknown collective"),
     ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),

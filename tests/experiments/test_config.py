@@ -48,9 +48,13 @@ def test_every_experiment_has_a_configuration():
     [
         ([], "which experiment.*known: quickstart"),
         (["experiment=quick"], "no experiment 'quick'; known: quickstart"),  # words: ok
+        (["experiment=tacos-fig-99"], "did you mean tacos-fig-1"),
+        (["experiment=tacos-fig-10", "experimnt=x"], "key 'experimnt'; did you mean experiment"),
         (["experiment="], "which experiment"),
         ([QUICKSTART, "fast"], "key=value, got 'fast'"),
-        ([QUICKSTART, "sed=1"], "sed"),
+        ([QUICKSTART, "sed=1"], r"has no key 'sed'; did you mean seed\?"),
+        ([QUICKSTART, "synth.nams=[ring]"], "key 'synth.nams'; did you mean synth.names"),
+        ([QUICKSTART, "sinth.names=[ring]"], "key 'sinth.names'; did you mean synth"),
         ([QUICKSTART, "+extra=1"], "unknown extra; known: topology, hardware"),
         ([QUICKSTART, "topology=moebius"], "topology/moebius.*torus_2x4"),
         ([QUICKSTART, "sizes=[1"], "input"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -153,3 +153,28 @@ def test_a_kind_that_does_not_follow_is_refused_with_those_that_do():
     offered = "it offers all_gather, all_reduce, reduce_scatter, reduce_to_some$"
     with pytest.raises(CollectiveError, match=f"stated is not defined for gather; {offered}"):
         Stated().made(stated("gather"))
+
+
+class Nameless(Synthesizer):
+    def solve(self, topology, collective, seed):
+        return Ring().solve(topology, collective, seed)
+
+
+class Forgetful(Nameless):
+    name: ClassVar[str] = "forgetful"
+
+    def solve(self, topology, collective, seed):
+        super().solve(topology, collective, seed)
+
+
+@pytest.mark.parametrize(
+    ("synthesizer", "said"),
+    [
+        (Nameless(), "the synthesizer Nameless has no name; its class needs one"),
+        (Forgetful(), r"what forgetful\.solve returned must be a Schedule, got None"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_synthesizer_that_is_not_finished_says_so(synthesizer, said, kind):
+    with pytest.raises(CollectiveError, match=said):
+        jc.synthesize(ring(4), kind, synthesizer, chunks=1)
