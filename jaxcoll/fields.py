@@ -42,7 +42,7 @@ def parse(text: str) -> object:
         raise FormatError(f"expected JSON text, got {shown(text)}")
     try:
         return json.loads(
-            text,
+            text.removeprefix("\ufeff"),
             object_pairs_hook=_without_repeats,
             parse_constant=_refuse_constant,
             parse_float=_finite,

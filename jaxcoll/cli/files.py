@@ -115,10 +115,11 @@ def is_taccl(path: str) -> bool:
 
 def _kind(path: str) -> str:
     from jaxcoll.io import kind_of
+    from jaxcoll.io.files import text_of
 
     with open(path, "rb") as file:
         # A character may be cut at the end.
-        return kind_of(file.read(4096).decode("utf-8", "replace"))
+        return kind_of(text_of(file.read(4096), "replace"))
 
 
 def is_trace(path: str) -> bool:

@@ -300,24 +300,26 @@ def _of_file(path: str, speeds: Speeds):
     return found
 
 
-def _start(path: str) -> bytes:
+def _start(path: str) -> str:
     """How a file begins; nothing of a pipe, which is left to who reads it."""
     if not os.path.isfile(path):
-        return b""
+        return ""
+    from jaxcoll.io.files import text_of
+
     with open(path, "rb") as file:
-        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        return text_of(file.read(4096), "replace").lstrip()
 
 
 def is_nvidia_smi(path: str) -> bool:
     """Whether a file begins as the table does."""
     start = _start(path)
-    return not start.startswith((b"{", b"[", b"<")) and b"GPU0" in start
+    return not start.startswith(("{", "[", "<")) and "GPU0" in start
 
 
 def is_nccl_topology(path: str) -> bool:
     """Whether a file begins as NCCL's topology XML does, comments before it or not."""
     start = _start(path)
-    return start.startswith(b"<") and b"<system" in start and b"<algo" not in start
+    return start.startswith("<") and "<system" in start and "<algo" not in start
 
 
 class NetworkName(click.ParamType):

@@ -32,7 +32,7 @@ from typing import Any
 
 from jaxcoll import fields as readers
 from jaxcoll.compact import open_compact
-from jaxcoll.errors import CollectiveError, FormatError, TopologyError
+from jaxcoll.errors import CollectiveError, FormatError, TopologyError, shown
 from jaxcoll.io import (
     chakra,
     json,
@@ -144,7 +144,7 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
         return "nvidia-smi"
     if re.search(r"^topology:\s*\[", start, re.MULTILINE):
         return "astra-sim"
-    if re.search(r"^(devices|instances):", text, re.MULTILINE):
+    if re.search(r"^(devices|instances|infrastructure):", text, re.MULTILINE):
         return "infragraph"
     if start.startswith("Accelerator "):
         return "multitree"
@@ -206,6 +206,11 @@ def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) ->
         )
     if kind == "nccl graphs":
         raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
+    if kind == "jaxcoll" and not start.startswith(("{", "[")):
+        raise FormatError(
+            f"no format that is read begins with {shown(start[:40])}; networks and schedules are "
+            "JSON, MSCCL's and NCCL's files XML, times logs of nccl-tests: docs/formats.md has all"
+        )
     if kind.startswith("<"):
         raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got {kind}")
     return _READERS[kind](text)

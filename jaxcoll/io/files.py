@@ -7,6 +7,7 @@ a single run.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import errno
 import io
@@ -51,18 +52,31 @@ def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
-    """The UTF-8 text of a file.
+    """The text of a file; see ``text_of``.
 
     Raises:
-        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or no text.
         OSError: the file cannot be read.
     """
     data, name = read_bytes(path, max_bytes), os.fspath(path)
     try:
-        return data.decode("utf-8")
+        return text_of(data)
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {error.start}"
-        raise FormatError(f"{name} is not UTF-8 text: {place}") from None
+        raise FormatError(f"{name} is not {error.encoding.upper()} text: {place}") from None
+
+
+def text_of(data: bytes, errors: str = "strict") -> str:
+    """The text of bytes: UTF-8, or UTF-16 where they begin with its mark.
+
+    PowerShell's ``>`` writes UTF-16, and some editors a mark before UTF-8; marks are left out.
+
+    Raises:
+        UnicodeDecodeError: neither, where ``errors`` is "strict".
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors)
+    return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors)
 
 
 def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int = MAX_BYTES) -> T:

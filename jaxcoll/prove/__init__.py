@@ -49,10 +49,13 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise NotRead(f"more than the {MAX_BYTES} bytes that are read at most")
+    # PowerShell's > writes UTF-16, and says so in the first bytes.
+    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8"
     try:
-        text = data.decode("utf-8")
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise NotRead(f"not UTF-8 text: {error.reason} at byte {error.start}") from None
+        reason = f"{error.reason} at byte {error.start}"
+        raise NotRead(f"not {encoding.upper()} text: {reason}") from None
     return prove_text(text, kind, ranks, root=root, runtime=runtime)
 
 
@@ -92,7 +95,8 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
 
 
 def _prove(text: str, asked: Asked) -> Proof:
-    start = text[:4096].lstrip("\ufeff \t\r\n")
+    text = text.removeprefix("\ufeff")  # a mark of some editors
+    start = text[:4096].lstrip()
     if start.startswith("<"):
         return msccl.prove(text, asked)
     if start.startswith("{"):

@@ -111,7 +111,7 @@ def test_refused_bandwidths(text):
 
 @pytest.mark.parametrize("text", ["16G", "16GBps", "16GB/s", "16Gi", "16PiB", "16 G B", "16iB"])
 def test_refused_units_of_sizes(text):
-    with pytest.raises(click.UsageError, match="in B, KB, MB, GB, TB, KiB|mean 16GiB"):
+    with pytest.raises(click.UsageError, match=r"in B, KB, MB, GB, TB, KiB|mean 16GiB"):
         SIZE.convert(text, None, None)
 
 

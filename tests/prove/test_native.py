@@ -131,11 +131,20 @@ def test_edges_must_be_paths_of_links():
         prove_text(json.dumps(fields))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_of_other_encodings_are_proved_alike(tmp_path: Path, encoding):
+    schedule = jc.synthesize(jc.topologies.ring(4), "all_gather", "ring")
+    for text in (io.dumps(schedule), io.msccl.dumps(schedule), io.mscclpp.dumps(schedule)):
+        (tmp_path / "x").write_text(text, encoding=encoding)
+        assert prove_file(tmp_path / "x") == prove_text(text)
+
+
 def test_only_regular_files_of_text_are_read(tmp_path: Path):
     with pytest.raises(NotRead, match="regular file"):
         prove_file(tmp_path)
-    (tmp_path / "x").write_bytes(b"\xff\xfe")
-    with pytest.raises(NotRead, match="not UTF-8"):
-        prove_file(tmp_path / "x")
+    for content, encoding in ((b"\xff{}", "UTF-8"), (b"\xff\xfe{", "UTF-16")):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(NotRead, match=f"not {encoding} text"):
+            prove_file(tmp_path / "x")
     with pytest.raises(OSError, match="No such file"):
         prove_file(tmp_path / "none")

@@ -1,8 +1,9 @@
 """nccl-tests: the times that NCCL's benchmarks print, as text or as JSON, read and written.
 
 The columns are found by their names in the header, so that all versions are read: before 2.13
-(``error`` in place of ``#wrong``, ``redop`` and ``root`` only where they apply), since then, and
-with the statistics of 2.19 after each half. Lines of other programs in between are passed over.
+(``error`` in place of ``#wrong``; ``redop`` and ``root`` only where they apply, or blank), since
+then, and with the statistics of 2.19 after each half. Lines of other programs in between are passed
+over.
 
 Written are the text of 2.17 and the JSON of version 3. The text holds times to a femtosecond.
 """
@@ -128,6 +129,14 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
 
 def _row(line: str, header: list[str], number: int) -> Measurement:
     cells = line.split()
+    # Some versions leave redop blank where nothing is reduced, and root where there is none.
+    blank = ("redop", "root")[: max(0, len(header) - len(cells))]
+    if set(blank) <= set(header):
+        shorter = [name for name in header if name not in blank]
+        given = dict(zip(shorter, cells, strict=False))
+        is_root = re.fullmatch(r"-?[0-9]{1,9}", given.get("root", "0"))
+        if len(shorter) == len(cells) and is_root and given.get("type") in _DTYPES:
+            header = shorter
     if len(cells) != len(header):
         raise FormatError(
             f"line {number} has {len(cells)} columns where the header has {len(header)}: "

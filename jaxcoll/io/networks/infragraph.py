@@ -56,7 +56,11 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     """
     checks.optional(alpha, checks.nonnegative, "alpha", FormatError)
     checks.optional(bandwidth, checks.positive, "bandwidth", FormatError)
-    whole = readers.Fields(_parsed(checks.text(text, "text", FormatError)), "the model")
+    parsed = _parsed(checks.text(text, "text", FormatError))
+    # The project's own examples have one key above all.
+    if isinstance(parsed, dict) and set(parsed) == {"infrastructure"}:
+        parsed = parsed["infrastructure"]
+    whole = readers.Fields(parsed, "the model")
     name = whole.take("name", readers.text, "")
     model = _Model(whole)
     vertices = list(model.instances())

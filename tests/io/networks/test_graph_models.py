@@ -158,3 +158,11 @@ def test_without_yaml_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ModuleNotFoundError, match="pip install pyyaml"):
         infragraph.loads(PAIR)
+
+
+def test_a_model_under_one_key_is_the_model():
+    """The project's own examples begin so."""
+    lines = "\n".join(f"  {line}" for line in PAIR.strip().splitlines())
+    under = infragraph.loads(f"infrastructure:\n{lines}\n", **GIVEN)
+    assert under == infragraph.loads(PAIR, **GIVEN)
+    assert jc.io.kind_of(f"infrastructure:\n{lines}\n") == "infragraph"
