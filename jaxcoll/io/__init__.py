@@ -188,7 +188,7 @@ def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) ->
     if kind in ON_NETWORK:
         topology = _needed(network, "this file does not name its network; give network=")
         on_network = {
-            "msccl": lambda: msccl.lift(msccl.loads(text), topology),
+            "msccl": lambda: msccl.read(text, topology),
             "forestcoll": lambda: forestcoll.loads(text, topology),
             "teccl schedule": lambda: teccl.loads_schedule(text, topology),
             "mscclpp": lambda: mscclpp.loads(text, topology),

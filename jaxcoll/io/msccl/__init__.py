@@ -33,6 +33,7 @@ from jaxcoll.io.msccl.program import (
 from jaxcoll.io.msccl.replay import lift
 from jaxcoll.io.sends import Run, check_word, continues, runs
 from jaxcoll.numerics import checks
+from jaxcoll.prove import NotProved, NotRead, prove_text
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -230,7 +231,9 @@ class _Rank:
         return block, len(row) - 1
 
 
-__all__ = ["Block", "Instruction", "Program", "dumps", "lift", "load", "loads", "lower", "save"]
+__all__ = [
+    "Block", "Instruction", "Program", "dumps", "lift", "load", "loads", "lower", "read", "save",
+]  # fmt: skip
 
 
 def dumps(program: Program | Schedule, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
@@ -264,12 +267,33 @@ def save(
     write_text(path, written(program, dialect=dialect, max_bytes=max_bytes))
 
 
+def read(text: str, topology: Topology) -> Schedule:
+    """The schedule that XML text carries out on a network, whatever the order of its blocks.
+
+    ``lift`` runs a program in one order. A program that races, or that no runtime takes, would
+    read well in it, so the text is proved, too (``jaxcoll.prove``).
+
+    Raises:
+        FormatError: not a program, or one that stops before its end.
+        ScheduleError: it ends, and is not the collective it is said to be, in some order or by its
+            runtime.
+    """
+    schedule = lift(loads(text), topology)
+    try:
+        prove_text(text)
+    except NotRead as error:
+        raise FormatError(f"no runtime reads it: {error}") from None
+    except NotProved as error:
+        raise ScheduleError(f"the program is wrong: {error}") from None
+    return schedule
+
+
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
-    """The schedule that a file carries out on a network; see ``lift``.
+    """The schedule that a file carries out on a network; see ``read``.
 
     Raises:
         FormatError: not a program, or one that stops before its end.
         ScheduleError: it ends, and is not the collective it is said to be.
         OSError: the file cannot be read.
     """
-    return lift(loads(read_text(path, max_bytes)), topology)
+    return read(read_text(path, max_bytes), topology)

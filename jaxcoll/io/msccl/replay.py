@@ -51,7 +51,7 @@ def lift(program: Program, topology: Topology) -> Schedule:
     message goes in the first step in which its chunk has arrived and its connection is done with
     the one before, or in a later one that the program names, as those of ``lower`` do: they give
     back the schedule. Data races are not looked for: the result is that of one order of the
-    instructions that nothing orders. A program of ``lower`` has none.
+    instructions that nothing orders. ``read`` looks for them; a program of ``lower`` has none.
 
     Args:
         topology: the network; a connection goes over the links that the program states, or over

@@ -17,13 +17,14 @@ import numpy as np
 
 from jaxcoll import fields
 from jaxcoll.collective import Collective
-from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.errors import FormatError, ScheduleError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.mscclpp.lowering import Plan, lower
 from jaxcoll.io.sends import MSCCL_WORDS, edges_of, leads
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.prove import NotProved, NotRead, prove_text
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -84,14 +85,16 @@ def loads(text: str, topology: Topology) -> Schedule:
     """The schedule of a plan that ``dumps`` has written, verified.
 
     Operations say their step, which the runtime passes over; plans of other tools do not, and are
-    proved (``jaxcoll prove``) but are not schedules of steps.
+    proved (``jaxcoll prove``) but are not schedules of steps. A plan that is not the one that its
+    schedule gives, operation by operation, has been changed, and is proved before it is believed.
 
     Args:
         topology: the network; messages go over the link between two ranks or a shortest path.
 
     Raises:
         FormatError: not such a plan, or one of MSCCL++ 0.7 or older.
-        ScheduleError: it is not the collective that it is said to be.
+        ScheduleError: it is not the collective that it is said to be, or its operations do not
+            carry it out.
         TopologyError: ranks that exchange messages and have no path.
     """
     checks.instance(topology, Topology, "topology", TopologyError)
@@ -118,7 +121,22 @@ def loads(text: str, topology: Topology) -> Schedule:
         provenance=Provenance("mscclpp", {"name": str(plan.get("name"))[:80]}),
     )  # fmt: skip
     verify(made)
+    if not _is_plan_of(made, plan):
+        try:
+            prove_text(text, kind, len(gpus))
+        except NotRead as error:
+            raise FormatError(f"the plan cannot be proved: {error}") from None
+        except NotProved as error:
+            raise ScheduleError(f"the operations of the plan are wrong: {error}") from None
     return made
+
+
+def _is_plan_of(schedule: Schedule, plan: Plan) -> bool:
+    """Whether a plan is to the letter what a schedule gives, whose plans tests prove."""
+    try:
+        return dumps(schedule, name=plan.get("name")) == json.dumps(plan, indent=1) + "\n"
+    except FormatError:  # of a schedule that no plan holds
+        return False
 
 
 def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
