@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import click
 
 from jaxcoll.cli.quantities import Group, one_line
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import AssumptionWarning, JaxcollError, SearchWarning, TableWarning
 from jaxcoll.prove.answers import NotProved, NotRead
 
 # Name -> the module that has the command under it, and its line in the list of commands. ``plan``
@@ -111,6 +111,9 @@ def application(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Errors that the user can repair are one line on stderr."""
     warnings.showwarning = functools.partial(_show_warning, set())
+    # A line on stderr, also under python -W error: an assumption that is told is no fault.
+    for category in (AssumptionWarning, SearchWarning, TableWarning):
+        warnings.simplefilter("default", category)
     given = sys.argv[1:] if arguments is None else list(arguments)
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete

@@ -208,6 +208,14 @@ def test_wrong_plans_are_one_line(arguments, said, tmp_path, monkeypatch, capsys
     assert said in refused(capsys, "plan", *arguments)
 
 
+def test_an_assumption_is_no_fault_where_warnings_are_errors(monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    done = process("bound", "ring:4", "--alpha", "5s")
+    assert done.returncode == 0
+    assert done.stderr.startswith("jaxcoll: warning: a link of alpha 5 s")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_tuning_on_virtual_devices(tmp_path):
     arguments = ["tune", "run", "-o", "t.json", "--devices", "2", "--size", "1KiB"]
     done = process(*arguments, "--evaluations", "2", "--json", cwd=tmp_path)
