@@ -239,6 +239,8 @@ DOCS = ROOT / "docs"
 SCALE = ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
 # Rows that ``scripts/bench thousands --record`` records, by case.
 THOUSANDS = ROOT / "experiments" / "benchmarks" / "default" / "thousands.json"
+# Rows that ``scripts/bench pays --record`` records.
+PAYS = ROOT / "experiments" / "benchmarks" / "default" / "pays.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 
@@ -354,6 +356,32 @@ def _thousands() -> str:
     return table(header, cells) + f"\nMeasured on {machine}.\n"
 
 
+# ---------------------------------------------------------------------- docs/when-it-pays.md
+
+
+def _pays() -> str:
+    cells = []
+    for row in json.loads(PAYS.read_text())["rows"]:
+        size = f"{row['nbytes'] // 2**20} MiB"
+        lax, best, exported, measured = (
+            row[f"{each}_seconds"] for each in ("lax", "best", "exported", "measured")
+        )
+        runs = "jax.lax" if row["is_lax"] else f"**{row['best']}**"
+        cells.append([
+            row["case"], row["collective"], size, _ms(lax), _ms(best), runs, _ms(exported),
+            f"{row['bound_seconds'] / exported:.0%}", "" if measured is None else _ms(measured),
+        ])  # fmt: skip
+    header = [
+        "machine", "collective", "size", "`jax.lax`", "best schedule", "the default runs",
+        "by its links", "of the bound", "measured",
+    ]  # fmt: skip
+    return table(header, cells)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+
+
 # ---------------------------------------------------------------------- docs/workloads.md
 
 
@@ -409,6 +437,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-gathers": _all_gathers,
     "all-reduces": _all_reduces,
     "forests-at-scale": _scale,
+    "pays": _pays,
     "thousands": _thousands,
     "overlaps": _overlaps,
     "cascade": _cascade,

@@ -49,6 +49,7 @@ COMMANDS = {
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
     "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
     "measured": ("jaxcoll.cli.measuring", "Published times of real machines, with their sources."),
+    "explain": ("jaxcoll.cli.exploring", "Will schedules pay here? Inside JAX, and exported."),
     "expect": ("jaxcoll.cli.measuring", "What my machine should reach, and what my log says."),
     "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
     "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),
@@ -100,10 +101,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 )  # fmt: skip
 @click.pass_context
 def application(ctx: click.Context) -> None:
-    """Schedules of collectives for a network: a name (torus:4x4; see show --names) or a file.
-    Sizes are 25MB, bandwidths 50GB/s; all take --json. Exit codes: 0 done, 1 a check failed,
-    2 wrong usage or input, 70 a fault of jaxcoll.
-    """
+    """Schedules of collectives for a network, as torus:4x4. All commands take --json."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -111,7 +109,7 @@ def application(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Errors that the user can repair are one line on stderr."""
     warnings.showwarning = functools.partial(_show_warning, set())
-    # A line on stderr, also under python -W error: an assumption that is told is no fault.
+    # Under python -W error they would end as a fault of the program: they stay lines on stderr.
     for category in (AssumptionWarning, SearchWarning, TableWarning):
         warnings.simplefilter("default", category)
     given = sys.argv[1:] if arguments is None else list(arguments)

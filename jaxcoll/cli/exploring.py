@@ -10,7 +10,7 @@ import io
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -344,9 +344,8 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     what = jc.Collective(collective, network.num_ranks, root=options["root"])
     counted = [jc.bound(able, what, nbytes).time for nbytes in size if network.in_network]
     if as_json:
-        rows = list(_rows(made))
         facts = {"collective": collective, "ranks": network.num_ranks}
-        facts |= {**order_facts(options["execution"]), "rows": rows}
+        facts |= {**order_facts(options["execution"]), "rows": list(_rows(made))}
         print_json(facts | ({"in_network_bound_seconds": counted} if counted else {}))
         return 0
     if counted:
@@ -439,3 +438,108 @@ def _bound_facts(each: jc.bounds.Bound) -> dict[str, Any]:
 def _bound_line(each: jc.bounds.Bound, size) -> str:
     speed = f", {bandwidth_text(size / each.time)}" if each.time else ""
     return f"{time_text(each.time)}{speed}: {each.name}, {each.reason}"
+
+
+# ---------------------------------------------------------------------- explain
+
+
+@click.command()
+@network_options
+@collective_argument
+@click.option("--size", type=SIZES, default=(BUCKET, 10**9), help="25MiB,1GB by default.")
+@click.option(
+    "--backend", type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")), default="gpu",
+    help="That runs JAX; gpu by default.",
+)  # fmt: skip
+@click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")
+@as_json
+def explain(network, collective, size, backend, show_all, as_json) -> int:
+    """Will a schedule pay on my cluster? What runs inside JAX, and what one exported would take.
+
+    The default is jax.lax unless a schedule is predicted to be faster beyond doubt. Exported to
+    MSCCL or MSCCL++, schedules are timed by their links alone.
+
+    \b
+    jaxcoll explain dgx-h100:2 --backend gpu --size 25MB,1GB
+    jaxcoll explain v5e:4x4 all_gather --backend tpu
+    """
+    import jaxcoll as jc
+    from jaxcoll.synth.auto import chosen_by_auto
+
+    told, rows = [], []
+    with working("pricing candidates") as report:
+        for expected in jc.expect(network, collective, size).sizes:
+            nbytes = float(expected.nbytes)
+            inside = jc.explain_choice(
+                collective, nbytes=nbytes, topology=network, execution=backend
+            )
+            schedule = jc.synthesize(network, collective, nbytes=nbytes, progress=report)
+            taken = jc.simulate(schedule, nbytes).time
+            least = jc.bound(network.forwarding_only(), collective, nbytes).time
+            told.append(inside)
+            rows.append(_explained(inside, chosen_by_auto(schedule), taken, least, expected))
+    if as_json:
+        facts = {"collective": collective, "ranks": network.num_ranks, "backend": backend}
+        print_json({**facts, "rows": rows})
+        return 0
+    click.echo(f"{collective} of {network.num_ranks} ranks on {network.name}")
+    click.echo(f"inside JAX, predicted for {backend}: {told[0].costs.said}")
+    table = Table((10, 12, 12, 16, 48))
+    table.row("size", "jax.lax", "schedule", "default runs", "best schedule")
+    for row in rows:
+        times = _or_none(row["lax_seconds"]), time_text(row["best_seconds"])
+        runs = "jax.lax" if row["is_lax"] else "the schedule"
+        table.row(size_text(row["nbytes"]), *times, runs, row["best"])
+    outside = (
+        "exported to MSCCL or MSCCL++" if backend == "gpu" else "if every link works by itself"
+    )
+    click.echo(f"{outside}, beside times that others measured of the machine's own library")
+    table = Table((10, 12, 12, 16, 48))
+    table.row("size", "measured", "schedule", "bound", "best schedule")
+    for row in rows:
+        seconds = (row[f"{each}_seconds"] for each in ("measured", "exported", "bound"))
+        table.row(size_text(row["nbytes"]), *map(_or_none, seconds), row["exported"])
+    for line in _verdicts(rows):
+        click.echo(line)
+    if show_all:
+        for inside in told:
+            click.echo(f"\n{inside}")
+    return 0
+
+
+def _or_none(seconds: float | None) -> str:
+    return "-" if seconds is None else time_text(seconds)
+
+
+def _explained(inside, exported: str, seconds: float, least: float, expected) -> dict[str, Any]:
+    """A size in numbers; where a field is None, there is nothing of it."""
+    native = next((c.seconds for c in inside.candidates if c.is_native), None)
+    best = next(c for c in inside.candidates if not c.is_native)
+    return {
+        "nbytes": expected.nbytes, "lax_seconds": native, "best": best.name,
+        "best_seconds": best.seconds, "runs": inside.chosen.name, "is_lax": inside.chosen.is_native,
+        "reason": inside.reason(), "exported": exported, "exported_seconds": seconds,
+        "bound_seconds": least,
+        "measured_seconds": expected.seconds if expected.reports else None,
+    }  # fmt: skip
+
+
+def _verdicts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    of_lax = [row for row in rows if row["is_lax"]]
+    where = f"at {len(of_lax)} of {len(rows)} sizes" if len(rows) > 1 else "here"
+    if of_lax:
+        shares = sorted({f"{row['best_seconds'] / row['lax_seconds']:.2f}" for row in of_lax})
+        yield (
+            f"inside JAX: the default is jax.lax {where}; the best schedule is predicted to take "
+            f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} of its time"
+        )
+    for row in rows:
+        if not row["is_lax"]:
+            yield f"inside JAX, {size_text(row['nbytes'])}: {row['reason']}"
+    for row in rows:
+        if row["measured_seconds"] is not None:
+            share = row["exported_seconds"] / row["measured_seconds"]
+            yield (
+                f"outside, {size_text(row['nbytes'])}: {share:.2f} of the time that the machine's "
+                "own library was measured to take, if links reach their data sheet"
+            )

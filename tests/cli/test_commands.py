@@ -204,6 +204,28 @@ def test_compare_on_a_machine_has_a_row_of_jax_lax(capsys):
     assert "it has no broadcast" in refused(capsys, *rooted)
 
 
+def test_explain_says_what_runs_and_what_pays(capsys):
+    """The candidates of ``explain_choice``, beside the schedule of links and measured times."""
+    given = ("h100-host", "--size", "64MiB", "--backend", "gpu")
+    (row,) = as_json(capsys, "explain", *given)["rows"]
+    host = jc.measured.MACHINES["h100-host"].topology(None)
+    told = jc.explain_choice("psum", nbytes=2**26, topology=host, execution="gpu")
+    assert row["runs"] == told.chosen.name == "jax.lax"
+    assert row["lax_seconds"] == told.chosen.seconds
+    assert row["best_seconds"] == min(c.seconds for c in told.candidates if not c.is_native)
+    assert row["bound_seconds"] <= row["exported_seconds"] < 1.05 * row["bound_seconds"]
+    assert row["measured_seconds"] == jc.expect(host, "all_reduce", [2**26]).sizes[0].seconds
+    code, out, _ = called(capsys, "explain", *given, "--all")
+    assert code == 0
+    assert "inside JAX: the default is jax.lax here; the best schedule is predicted" in out
+    assert str(told) in out
+    wires = ("torus:2x4", "--bandwidth", "12Mbit/s", "--size", "1MiB", "--backend", "links")
+    code, out, _ = called(capsys, "explain", *wires)
+    assert code == 0
+    assert re.search(r"inside JAX, 1MiB: .* predicted to take .* of the time of jax.lax", out)
+    assert "got 'broadcast'" in refused(capsys, "explain", "ring:4", "broadcast")
+
+
 def test_compare_names_those_that_are_not_defined_in_one_line(capsys, monkeypatch):
     tried = {"ring", "c_cube", "hdrm"}  # all would take long
     monkeypatch.setattr("jaxcoll.comparison.SEARCHES", set(jc.synth.SYNTHESIZERS) - tried)

@@ -50,7 +50,7 @@ CASES = {
     "verify": Case(("schedule.json",)),
     "prove": Case(("schedule.json",), ("--as", "all_gather", "--ranks", "4")),
     "simulate": Case(
-        ("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace", "table_path", "prefix"})
+        ("schedule.json",), ("--size", "1KiB"), takes=frozenset({"table_path", "prefix"})
     ),
     "convert": Case(("schedule.json", "made.xml"), writes=True, takes=frozenset({"target"})),
     "compare": Case(
@@ -62,6 +62,7 @@ CASES = {
     "show": Case(("ring:4",), ("-o", "made.svg"), writes=True),
     "calibrate": Case(("log.csv",), ("-o", "made.json"), writes=True),
     "measured": Case(("h100-host",)),
+    "explain": Case(("ring:2", "all_gather"), ("--size", "1KiB"), needs_jax=True),
     "expect": Case(("h100-host", "all_reduce"), ("--size", "1MiB")),
     "tune run": Case(
         (), ("-o", "made.json", "--size", "1KiB", "--evaluations", "1"), needs_jax=True, writes=True

@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.chakra.load": (
         chakra.load, {"path": "/nowhere/to/read", "topology": RING, "max_bytes": 1000}
     ),
+    "io.msccl.read": (msccl.read, {"text": msccl.dumps(PROGRAM), "topology": RING}),
     "io.mscclpp.lower": (
         mscclpp.lower, {"schedule": SCHEDULE, "name": "x", "ranks_per_host": 2}
     ),

@@ -408,7 +408,7 @@ def explain_choice(
     collective: str,
     *,
     nbytes: float,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     axis_name: str | Sequence[str] | None = None,
     topology: Topology | None = None,
     execution: ExecutionCosts | str | None = None,
@@ -417,22 +417,30 @@ def explain_choice(
 
         print(jc.explain_choice("psum", nbytes=25e6, mesh=mesh))
 
+    Without a mesh, for a machine that is not here::
+
+        hosts = jc.topologies.dgx_h100(2)
+        print(jc.explain_choice("psum", nbytes=25e6, topology=hosts, execution="gpu"))
+
     Args:
         collective: a kind, as "all_reduce", or a function of ``jc``, as "psum".
         nbytes: bytes of the larger of a rank's input and output.
-        mesh: whose devices run it.
+        mesh: whose devices run it; when omitted, all ranks of ``topology`` on the machine of
+            ``execution``.
         axis_name: its axes; all when omitted.
         topology, execution: as for ``jc.use_topology``, which is asked where they are omitted.
 
     Raises:
-        CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, or a
-            topology or costs that do not fit the mesh.
+        CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a
+            topology or costs that do not fit the mesh, or none of them without one.
     """
-    checks.instance(mesh, Mesh, "mesh", CollectiveError)
+    checks.optional(mesh, checks.instance, Mesh, "mesh", CollectiveError)
     kind = _FUNCTIONS.get(collective, collective) if isinstance(collective, str) else collective
     checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
     size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
     checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
+    if mesh is None:
+        return _explained_elsewhere(kind, size, axis_name, topology, execution)
     names = mesh.axis_names if axis_name is None else axis_name
     said, devices = stated.current(), list(mesh.devices.flat)
     platform = devices[0].platform
@@ -455,11 +463,42 @@ def explain_choice(
         groups = (tuple(range(ranks)),)
     what = Collective(kind, sum(map(len, groups)), 1, groups)  # type: ignore[arg-type]
     several = not isinstance(names, str) and len(names) > 1
-    found = candidates(what, size, network, costs, several)
+    return _explained(what, size, network, costs, several)
+
+
+def _explained_elsewhere(
+    kind: str,
+    nbytes: int,
+    axis_name: object,
+    topology: Topology | None,
+    execution: ExecutionCosts | str | None,
+) -> Explanation:
+    """The explanation of a machine whose devices are not here."""
+    said = stated.current()
+    network = said.topology if topology is None else topology
+    costs = costs_of(execution, CollectiveError) or said.execution
+    if network is None or costs is None or axis_name is not None:
+        given = "axis_name= is of a mesh" if axis_name is not None else "neither mesh= nor both"
+        raise CollectiveError(
+            f"{given}; give mesh=, or topology= and execution= of a machine that is not here, as "
+            "in topology=jc.topologies.dgx_h100(2), execution='gpu'"
+        )
+    what = Collective(kind, network.num_ranks)  # type: ignore[arg-type]
+    return _explained(what, nbytes, network, costs, False)
+
+
+def _explained(
+    what: Collective,
+    nbytes: int,
+    network: Topology | None,
+    costs: ExecutionCosts,
+    several: bool,
+) -> Explanation:
+    found = candidates(what, nbytes, network, costs, several)
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
     in_use = configured.current() is not None
     run = taken(found, margin=margin_of(costs, network))
-    return Explanation(what, size, network, costs, ranked, run, in_use)
+    return Explanation(what, nbytes, network, costs, ranked, run, in_use)
 
 
 def _cut(line: str) -> str:

@@ -157,7 +157,9 @@ def test_measured_columns_exist():
         assert name == "forestcoll-fig-4-14" or listed == list(experiment.searched), name
 
 
-@pytest.mark.parametrize("page", ["forestcoll.md", "tacos.md", "thousands.md", "workloads.md"])
+@pytest.mark.parametrize(
+    "page", ["forestcoll.md", "tacos.md", "thousands.md", "when-it-pays.md", "workloads.md"]
+)
 def test_figures_in_pages_are_what_is_recorded(page):
     """`python -m experiments.overview` writes them."""
     text = (recording.DOCS / page).read_text()
