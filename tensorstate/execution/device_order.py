@@ -36,7 +36,9 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
     if devices is not None and len(given) != wanted:
         raise PlanError(f"the plan is for {wanted} devices, got {len(given)}")
     if len(given) < wanted:
-        raise PlanError(f"the plan is for {wanted} devices, JAX has {len(given)}")
+        more = f'; jax.config.update("jax_num_cpu_devices", {wanted}) before JAX is used makes them'
+        hint = more if jax.default_backend() == "cpu" and jax.process_count() == 1 else ""
+        raise PlanError(f"the plan is for {wanted} devices, JAX has {len(given)}{hint}")
     # ``jax.make_mesh`` would make Explicit axes by default, under which arguments need types.
     kinds = (AxisType.Auto,) * len(names)
     chosen = list(given[:wanted])

@@ -131,3 +131,13 @@ def test_wider_sums_are_taken():
     out = jax.jit(mapped)(np.ones(4, np.float32))
     assert [str(v.dtype) for v in out] == ["bfloat16", "float32", "int8"]
     assert [float(v[0]) for v in out] == [4, 4, 4]
+
+
+def test_too_few_cpu_devices_are_told_how_to_make_more():
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("i",))
+    schedule = synth.synthesize(topologies.ring(8), "all_reduce", "ring", chunks=1)
+    call = jax.shard_map(
+        lambda x: execute.psum(x, "i", schedule=schedule), mesh=mesh, in_specs=P("i"), out_specs=P()
+    )
+    with pytest.raises(ScheduleError, match=r'jax_num_cpu_devices", 8\) before JAX is used'):
+        jax.jit(call)(jnp.ones(8))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.choice import stated
@@ -183,10 +184,13 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
             "synthesize one for equal shards"
         )
     if given.num_ranks != axes.num_ranks:
+        too_few = jax_internals.platform() == "cpu" and axes.num_ranks < given.num_ranks
+        more = f'jax.config.update("jax_num_cpu_devices", {given.num_ranks})'
         raise ScheduleError(
             f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
             f"synthesize one for {axes.num_ranks}, or one for all ranks of the mesh whose groups "
             "are those along the axis"
+            + (f"; {more} before JAX is used makes as many CPU devices" if too_few else "")
         )
     if given.groups != wanted.groups:
         raise ScheduleError(
