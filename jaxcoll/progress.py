@@ -1,9 +1,9 @@
 """Progress of the calls that take long: one frozen value, told to a function or to a terminal.
 
 Searches on more than some hundred ranks say so by themselves once they take long (``unasked``).
-Every such call takes ``progress=``: None for silence, True for a line on stderr that is overwritten
-where stderr is a terminal (and nothing elsewhere), or a function of one ``Progress``. An
-error raised by the function ends the call.
+Every such call takes ``progress=``: None for silence, True for a line on stderr, overwritten where
+that is a terminal and every 10 s in a log, or a function of one ``Progress``. An error raised by
+the function ends the call.
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterato
         error: ``progress`` is neither None, a flag nor a function.
     """
     checked(progress, error)
-    # Without a terminal nobody is told: a log must not fill with lines that were meant to be wiped.
     if progress is True:
         with working(what) as report:
-            yield report if sys.stderr.isatty() else None
+            yield report
     else:
         yield progress or None
 
@@ -114,62 +113,69 @@ def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
 def working(what: str) -> Iterator[Report]:
     """While this runs, a terminal shows what is being done and for how long, wiped at the end.
 
-    Gives a function to call with every ``Progress``, which the line then shows. A thread of its
-    own writes the line, since most waiting is for one call that returns at its end.
+    Elsewhere, in a log, a line says so every 10 s: see ``unasked``. Gives a function to call with
+    every ``Progress``, which the line then shows.
     """
     if not sys.stderr.isatty():
-        yield lambda progress: None
+        with _told(what, _AGAIN, _AGAIN, _print) as report:
+            yield report
         return
-    line, done, began = [what], threading.Event(), time.monotonic()
-
-    def report(progress: Progress) -> None:
-        line[0] = str(progress)
-
-    def write() -> None:
-        wait = _PATIENCE
-        while not done.wait(wait):
-            seconds = time.monotonic() - began
-            sys.stderr.write(f"\r{line[0][:_WIDTH]} ({seconds:.0f} s)\x1b[K")
-            sys.stderr.flush()
-            wait = _INTERVAL
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
+    began = time.monotonic()
     try:
-        yield report
+        with _told(what, _PATIENCE, _INTERVAL, _overwrite) as report:
+            yield report
     finally:
-        done.set()
-        thread.join()
         if time.monotonic() - began > _PATIENCE:  # otherwise nothing was written
             wipe()
 
 
-@contextlib.contextmanager
-def unasked(what: str) -> Iterator[Report]:
+def unasked(what: str) -> contextlib.AbstractContextManager[Report]:
     """While this runs, a line on stderr after 5 s and every 10 s then, terminal or log.
 
     For calls that may take minutes of callers who asked for no progress; gives a function to call
     with every ``Progress``, which the next line then says.
     """
+    return _told(what, _LONG, _AGAIN, _print)
+
+
+@contextlib.contextmanager
+def _told(
+    what: str, first: float, again: float, write: Callable[[str, float], None]
+) -> Iterator[Report]:
+    """While this runs, the line is written after some seconds, and again and again.
+
+    By a thread of its own, since most waiting is for one call that returns at its end.
+
+    Args:
+        write: called with the line and the seconds since the beginning.
+    """
     line, done, began = [what], threading.Event(), time.monotonic()
 
     def report(progress: Progress) -> None:
         line[0] = str(progress)
 
-    def write() -> None:
-        wait = _LONG
+    def tell() -> None:
+        wait = first
         while not done.wait(wait):
-            seconds = time.monotonic() - began
-            print(f"{line[0]} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-            wait = _AGAIN
+            write(line[0], time.monotonic() - began)
+            wait = again
 
-    thread = threading.Thread(target=write, daemon=True)
+    thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
         yield report
     finally:
         done.set()
         thread.join()
+
+
+def _print(line: str, seconds: float) -> None:
+    print(f"{line} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+
+
+def _overwrite(line: str, seconds: float) -> None:
+    sys.stderr.write(f"\r{line[:_WIDTH]} ({seconds:.0f} s)\x1b[K")
+    sys.stderr.flush()
 
 
 def wipe() -> None:

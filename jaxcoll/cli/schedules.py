@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -231,9 +230,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     # The rest are arguments of both makers, by their names.
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}") as report:
-        # Where no terminal shows it, a long search says so line by line.
-        options["progress"] = report if sys.stderr.isatty() else None
-        schedule = make(network, collective, name, nbytes=size, **options)
+        schedule = make(network, collective, name, nbytes=size, progress=report, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
         least = jc.bound(network.forwarding_only(), schedule.collective, size, execution=costs).time

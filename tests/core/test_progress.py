@@ -10,6 +10,7 @@ import time
 import pytest
 
 import jaxcoll as jc
+from jaxcoll import progress
 from jaxcoll.errors import CollectiveError
 from jaxcoll.progress import Progress, by_lines, reporting, working
 
@@ -54,14 +55,25 @@ def test_silence(silent, monkeypatch):
     assert terminal.getvalue() == ""
 
 
-def test_a_line_in_a_terminal_alone(monkeypatch):
-    log, terminal = io.StringIO(), Terminal()
+def test_a_log_has_a_line_now_and_then(monkeypatch):
+    log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    with reporting(True, "counting", CollectiveError) as report:
-        assert report is None
-    with working("counting") as always:
-        always(Progress(1, 2, "one"))
-    assert log.getvalue() == ""
+    with working("counting") as report:
+        report(Progress(1, 2, "one"))
+    assert log.getvalue() == ""  # of ten seconds
+    monkeypatch.setattr(progress, "_AGAIN", 0.01)
+    with reporting(True, "counting", CollectiveError) as told:
+        assert told is not None
+        told(Progress(1, 2, "one"))
+        until = time.monotonic() + 20
+        while log.getvalue().count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    first, second, *_ = log.getvalue().splitlines()
+    assert first == second == "one: 1 of 2 (0 s)"
+
+
+def test_a_line_in_a_terminal(monkeypatch):
+    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with reporting(True, "counting", CollectiveError) as report:
         assert report is not None
