@@ -342,3 +342,29 @@ def test_between_processes_an_all_to_all_of_lax_is_one_step():
     assert found["jax.lax"].links == pytest.approx(1.5 * part)
     # Around by one, two, which pairs do both ways, and three.
     assert found["direct"].links == pytest.approx(4 * part)
+
+
+def test_columns_do_not_run_together_above_a_second():
+    slow = topologies.ring(4, bandwidth=1e7)
+    told = str(jc.explain_choice("psum", nbytes=10**10, topology=slow, execution="processes"))
+    table = told.split("\n\n")[1].splitlines()[1:15]
+    times = [re.findall(r" ([\d,]+\.\d+ (?:s|us))(?= )", row) for row in table]
+    assert {len(row) for row in times} == {3}
+    assert times[0][0] == "1,500.000 s"
+
+
+def test_without_a_mesh_the_machine_and_its_network_are_stated():
+    hosts = topologies.dgx_h100(2)
+    told = jc.explain_choice("psum", nbytes=2**20, topology=hosts, execution="gpu")
+    assert told.costs == costs_of("gpu")
+    assert (told.topology, told.collective) == (hosts, Collective("all_reduce", 16))
+    assert [each.seconds for each in told.candidates] == sorted(
+        each.seconds for each in candidates(told.collective, 2**20, hosts, told.costs)
+    )
+    with jc.use_topology(hosts, execution="gpu"):
+        assert jc.explain_choice("psum", nbytes=2**20).candidates == told.candidates
+    for given in ({"topology": hosts}, {"execution": "gpu"}, {}):
+        with pytest.raises(CollectiveError, match="neither mesh= nor both; give mesh=, or topol"):
+            jc.explain_choice("psum", nbytes=2**20, **given)
+    with pytest.raises(CollectiveError, match="axis_name= is of a mesh"):
+        jc.explain_choice("psum", nbytes=1, topology=hosts, execution="gpu", axis_name="i")

@@ -385,7 +385,7 @@ class Explanation:
         ]
         if self.has_table:
             head.append("a table of tuning is in use: where it has the task, its answer runs")
-        rows = [f"{'candidate':30}{'predicted':>13}{'links':>13}{'machine':>13}{'permutes':>10}"]
+        rows = [f"{'candidate':38}{'predicted':>13}{'links':>14}{'machine':>14}{'permutes':>9}"]
         tail = ["", f"runs {self.reason()}"]
         defined = [each for each in self.candidates if math.isfinite(each.seconds)]
         room = _MOST_LINES - len(head) - len(rows) - len(tail) - 3
@@ -400,8 +400,12 @@ class Explanation:
     def _row(self, each: Candidate) -> str:
         times = (each.seconds, each.links, each.charge)
         mark = " <- runs" if each is self.chosen else ""
-        columns = "".join(f"{f'{1e6 * seconds:,.1f} us':>13}" for seconds in times)
-        return f"{each.name:30}{columns}{each.rounds or '-':>10}{mark}"
+        columns = " ".join(f"{_in_unit(seconds):>13}" for seconds in times)
+        return f"{each.name:38}{columns}{each.rounds or '-':>9}{mark}"
+
+
+def _in_unit(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f} us" if seconds < 1 else f"{seconds:,.3f} s"
 
 
 def explain_choice(
