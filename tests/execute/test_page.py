@@ -55,7 +55,7 @@ REFUSALS = {
 def test_the_code_prints_what_its_comments_say(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # it writes a file
     code = "".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
-    # The devices of this process are there already.
+    # This process has its devices.
     code, made = re.subn(r"jax\.config\.update\(.jax_num_cpu_devices., 8\).*\n", "", code)
     assert made == 1
     said = re.findall(r"print\(.*\)  # ([^:\n]*)", code)
