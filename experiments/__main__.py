@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
             configure(arguments)  # one line instead of Hydra's, if anything is wrong
     except ConfigError as error:
         return _failed(error, 2)
-    command = [sys.argv[0], *arguments]
+    # Its parser takes no override behind a flag that follows another.
+    sweeps = [each for each in arguments if each in ("-m", "--multirun")]
+    command = [sys.argv[0], *sweeps, *(each for each in arguments if each not in sweeps)]
     # Hydra reads sys.argv, and nothing else.
     previous, sys.argv = sys.argv, command
     try:

@@ -424,7 +424,7 @@ class _Race:
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.report is not None:
-            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} per shard"
+            label = f"{synthesizer.label}, {count} chunk{'s' * (count > 1)} per shard"
             best = None if self.time is None else self.seconds
             self.report(Progress(len(self.table), None, label, best, self.bound))
 

@@ -153,11 +153,14 @@ def test_sweeps_write_a_folder_per_run_and_go_on_where_they_stopped(tmp_path, mo
     assert [row["nbytes"] for row in rows] == sorted((row["nbytes"] for row in rows), key=int)
     assert {row["nbytes"] for row in rows} == {"65536", "131072"}
     Path("sweep/1/ended.yaml").unlink()  # as if it had been stopped before the end
-    assert command.main([*sweep, "nbytes=65536,131072"]) == 0
+    # The flag may stand anywhere.
+    assert command.main([*sweep[1:], "-m", "nbytes=65536,131072"]) == 0
     assert "sweep/0: has ended before\n" in (said := capsys.readouterr().out)
     assert "sweep/1: has ended before" not in said
     assert Path("sweep/rows.csv").read_bytes() == table
-    assert command.main([*sweep, "nbytes=32768"]) == 0  # another run of that number
+    assert (
+        command.main([*sweep[1:], "nbytes=32768", "--multirun"]) == 0
+    )  # another run of that number
     assert "has ended before" not in capsys.readouterr().out
 
 

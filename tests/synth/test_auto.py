@@ -317,7 +317,7 @@ def test_progress_is_reported():
     portfolio = Portfolio(MIB, names=("bucket", "direct"))
     schedule = synthesize(mesh(2, 3), "all_gather", portfolio, progress=seen.append)
     assert [each.done for each in seen] == list(range(1, len(seen) + 1))
-    assert seen[0].what == "Bucket(), 1 chunk per shard"
+    assert seen[0].what == "bucket, 1 chunk per shard"
     assert {each.total for each in seen} == {None}
     assert [each.best for each in seen] == sorted((each.best for each in seen), reverse=True)
     assert seen[-1].best == schedule.provenance.certificate["time"]
