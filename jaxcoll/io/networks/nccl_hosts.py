@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from jaxcoll.errors import FormatError, shown
+from jaxcoll.errors import AssumptionWarning, FormatError, shown, warn_user
 from jaxcoll.io import xml
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.xml import Element
@@ -25,6 +25,8 @@ _MOST_GPUS, _MOST_LINKS = 2**12, 2**10
 # The class of an NVSwitch, and the bus that NCCL gives to the switches of a rack or of a virtual
 # machine, which have none that a host sees.
 _SWITCH, _EVERYWHERE = "0x068000", "fffffff:ff"
+# Mbit/s, ten times what a port has: RCCL's collection of topologies has kbit/s in some files.
+_TOO_FAST = 10**7
 _BUS = re.compile(r"[0-9a-fA-F]{1,8}(:[0-9a-fA-F]{1,4}){1,3}(\.[0-9a-fA-F])?")
 
 
@@ -184,7 +186,13 @@ def _ports(nic: Element, above: tuple[Element, ...], host: int) -> Iterator[Nic]
         if name in seen:
             continue
         seen.add(name)
-        speed = net.integer("speed", -1, 10**8, 0)
+        speed = net.integer("speed", -1, 10**10, 0)
+        if speed >= _TOO_FAST:
+            speed //= 1000
+            warn_user(
+                f"{shown(name)} of {1000 * speed} Mbit/s is faster than any: taken for kbit/s",
+                AssumptionWarning,
+            )
         latency = net.number("latency", 0.0)
         yield Nic(host, name, max(speed, 0) * 1e6 / 8, latency * 1e-6, above)
 

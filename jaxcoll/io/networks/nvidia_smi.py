@@ -28,6 +28,9 @@ LINKS: Mapping[str, tuple[int, int]] = {
     "v100": (70, 6), "a100": (80, 12), "a800": (80, 8), "a30": (80, 4), "a40": (86, 4),
     "h100": (90, 18), "h200": (90, 18), "h20": (90, 18), "h800": (90, 8), "gh200": (90, 18),
     "b200": (100, 18), "b300": (100, 18), "gb200": (100, 18),
+    # Without NVLinks: of these the capability says the slot.
+    "t4": (75, 0), "a10": (86, 0), "l4": (89, 0), "l40": (89, 0), "l40s": (89, 0),
+    "rtx4090": (89, 0), "rtx6000ada": (89, 0),
 }  # fmt: skip
 # The kind that a count of NVLinks to every other GPU speaks for.
 # Of counts that several have the older, more common one: an H100's 18 are a B200's, too.
@@ -194,6 +197,10 @@ def topology(
         found = f"NV{most}" if counts else "no NVLink"
         warn_user(
             f"{found}: the GPUs are assumed to be {gpu}; state gpu= or --gpu", AssumptionWarning
+        )
+    elif not LINKS[gpu][1] and (counts := {_nvlinks(c) for row in table.joined for c in row} - {0}):
+        raise TopologyError(
+            f"the table has NV{max(counts)}, and {gpu} has no NVLink; give another gpu"
         )
     host = _Host(table, gpu, inside, speeds)
     wires = list(host.wires())

@@ -119,6 +119,14 @@ def test_what_is_guessed_is_said():
     assert "does not say its speed: 10 Gbit/s" in said(slow, hosts=2)
 
 
+def test_a_port_that_is_too_fast_is_one_in_kilobits():
+    """As in some files of RCCL's collection: 200000000 for 200 Gbit/s."""
+    odd = hosts.h100().replace('speed="400000"', 'speed="400000000"')
+    with pytest.warns(AssumptionWarning, match="of 400000000 Mbit/s is faster than any: taken for"):
+        read = loads(odd)
+    assert [nic.speed for nic in read.nics] == [nic.speed for nic in loads(hosts.h100()).nics]
+
+
 def test_pcie_speeds_that_cannot_be_are_not_believed():
     text = hosts.clique({(0, 1): 2})
     idle = text.replace("8.0 GT/s PCIe", "2.5 GT/s PCIe").replace('width="16"', 'width="1"')

@@ -96,6 +96,16 @@ def test_what_nvlink_does_not_reach_hangs_on_pcie():
     assert np.isfinite(jc.bound(made, "all_reduce", 1e9).time)
 
 
+@pytest.mark.parametrize(("gpu", "slot"), [("t4", 15.75), ("l40s", 31.5), ("rtx4090", 31.5)])
+def test_gpus_without_nvlink_hang_on_pcie(gpu, slot):
+    """Sixteen lanes of the slot that NVIDIA's data sheet says: of generation 3 or 4."""
+    with pytest.warns(AssumptionWarning):
+        made = topology(host("X PIX/PIX X"), gpu=gpu)
+    assert set(made.bandwidth.tolist()) == {slot * 1e9}
+    with pytest.raises(TopologyError, match=f"the table has NV4, and {gpu} has no NVLink"):
+        topology(host("X NV4/NV4 X"), gpu=gpu)
+
+
 def test_everything_assumed_is_said():
     with pytest.warns(AssumptionWarning) as said:
         topology(READ, hosts=2)
