@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,13 @@ import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.execute.choice.cheapest import candidates, taken
+from jaxcoll.execute.choice.cheapest import (
+    MARGIN,
+    MARGIN_IN_ORDER,
+    candidates,
+    margin_of,
+    taken,
+)
 from jaxcoll.execute.primitives import Native
 from jaxcoll.simulation import ExecutionCosts
 from jaxcoll.simulation.execution_costs import costs_of, shipped_costs
@@ -363,8 +371,20 @@ def test_without_a_mesh_the_machine_and_its_network_are_stated():
     )
     with jc.use_topology(hosts, execution="gpu"):
         assert jc.explain_choice("psum", nbytes=2**20).candidates == told.candidates
-    for given in ({"topology": hosts}, {"execution": "gpu"}, {}):
+    halves: list[dict[str, Any]] = [{"topology": hosts}, {"execution": "gpu"}, {}]
+    for given in halves:
         with pytest.raises(CollectiveError, match="neither mesh= nor both; give mesh=, or topol"):
             jc.explain_choice("psum", nbytes=2**20, **given)
     with pytest.raises(CollectiveError, match="axis_name= is of a mesh"):
         jc.explain_choice("psum", nbytes=1, topology=hosts, execution="gpu", axis_name="i")
+
+
+def test_charges_that_nobody_measured_take_a_wider_margin():
+    """Of GPUs they are guesses, which a tenth of a predicted gain does not outweigh."""
+    gpu, hosts = costs_of("gpu"), topologies.dgx_h100(2)
+    assert gpu is not None
+    measured = dataclasses.replace(gpu, machine="gpu: H100, jax 0.12")
+    assert (margin_of(gpu, hosts), margin_of(measured, hosts)) == (MARGIN, MARGIN_IN_ORDER)
+    processes = costs_of("processes")
+    assert processes is not None
+    assert (margin_of(processes, hosts), margin_of(processes, None)) == (MARGIN_IN_ORDER, MARGIN)
