@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     them, and the configuration is recorded in ``.hydra`` beside the results.
     """
     try:
-        if all("=" in argument for argument in arguments):
+        if not any(argument.startswith("-") for argument in arguments):
             configure(arguments)  # one line instead of Hydra's, if anything is wrong
     except ConfigError as error:
         return _failed(error, 2)

@@ -249,9 +249,9 @@ def _letters(word: str) -> str:
     return re.sub("[-_ ]", "", word.lower())
 
 
-# MPI's words beside those of the rows.
+# Words of MPI and JAX beside those of the rows.
 _BY_WORD = {
-    **{"bcast": KINDS["broadcast"], "alltoallv": KINDS["all_to_all"]},
+    **{"bcast": KINDS["broadcast"], "alltoallv": KINDS["all_to_all"], "pmean": KINDS["all_reduce"]},
     **{
         _letters(word): row
         for row in _ROWS

@@ -337,8 +337,10 @@ def compare(network, collective, size, only, output, workers, as_json, **options
             if refused is not None and only is None:
                 undefined.append(found[0].synthesizer)
             elif not as_json:
-                short = refused if refused is None or len(refused) < 76 else f"{refused[:73]}..."
-                table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
+                # Of names that were asked for the whole reason, so that no width is kept.
+                table.row(
+                    found[0].synthesizer, *([f"- {refused}"] if refused else map(_cell, found))
+                )
     # What switches that copy and add make possible; percents are of what schedules can do.
     able = by.bounded_by(network)
     what = jc.Collective(collective, network.num_ranks, root=options["root"])
@@ -353,12 +355,17 @@ def compare(network, collective, size, only, output, workers, as_json, **options
         click.echo(f"of the switches, {network.in_network}: counted {_UNUSED}")
     if undefined:
         click.echo(f"not defined here (--only NAME says why): {', '.join(undefined)}")
-    for nbytes in size:
+    for line in _fastest(made, size):
+        click.echo(line)
+    return 0
+
+
+def _fastest(made: Iterable[jc.comparison.Compared], sizes: Sequence[float]) -> Iterator[str]:
+    for nbytes in sizes:
         timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
         if timed:
             best = min(timed, key=lambda row: row.seconds or 0.0)
-            click.echo(f"fastest at {size_text(nbytes)}: {best.synthesizer}, {_cell(best)}")
-    return 0
+            yield f"fastest at {size_text(nbytes)}: {best.synthesizer}, {_cell(best)}"
 
 
 def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
@@ -448,8 +455,8 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
 @collective_argument
 @click.option("--size", type=SIZES, default=(BUCKET, 10**9), help="25MiB,1GB by default.")
 @click.option(
-    "--backend", type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")), default="gpu",
-    help="That runs JAX; gpu by default.",
+    "--backend", type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
+    help="That runs JAX; tpu for slices, else gpu.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")
 @as_json
@@ -464,8 +471,16 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     jaxcoll explain v5e:4x4 all_gather --backend tpu
     """
     import jaxcoll as jc
+    from jaxcoll.kinds import kind_of, names_in
     from jaxcoll.synth.auto import chosen_by_auto
 
+    if kind_of(collective).lax is None:
+        known = ", ".join(names_in("lax"))
+        raise click.UsageError(f"jax.lax has no {collective} to compare with; explain {known}")
+    if network.num_ranks == 1:
+        raise click.UsageError(f"{network.name} has one rank, with nothing to send")
+    if backend is None:
+        backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -479,11 +494,24 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
             told.append(inside)
             rows.append(_explained(inside, chosen_by_auto(schedule), taken, least, expected))
     if as_json:
-        facts = {"collective": collective, "ranks": network.num_ranks, "backend": backend}
+        facts = {"network": str(network.name), "collective": collective}
+        facts |= {"ranks": network.num_ranks, "backend": backend}
+        for row, inside in zip(rows, told, strict=True):
+            row |= {"candidates": [_priced(each) for each in inside.candidates]} if show_all else {}
         print_json({**facts, "rows": rows})
         return 0
     click.echo(f"{collective} of {network.num_ranks} ranks on {network.name}")
     click.echo(f"inside JAX, predicted for {backend}: {told[0].costs.said}")
+    _echo_tables(rows, backend)
+    for line in _verdicts(rows):
+        click.echo(line)
+    if show_all:
+        for inside in told:
+            click.echo(f"\n{inside}")
+    return 0
+
+
+def _echo_tables(rows: Sequence[dict[str, Any]], backend: str) -> None:
     table = Table((10, 12, 12, 16, 48))
     table.row("size", "jax.lax", "schedule", "default runs", "best schedule")
     for row in rows:
@@ -499,12 +527,15 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     for row in rows:
         seconds = (row[f"{each}_seconds"] for each in ("measured", "exported", "bound"))
         table.row(size_text(row["nbytes"]), *map(_or_none, seconds), row["exported"])
-    for line in _verdicts(rows):
-        click.echo(line)
-    if show_all:
-        for inside in told:
-            click.echo(f"\n{inside}")
-    return 0
+
+
+def _priced(candidate: Any) -> dict[str, Any]:
+    if candidate.runs is None:
+        return {"candidate": candidate.name, "refused": candidate.refused}
+    return {
+        "candidate": candidate.name, "seconds": candidate.seconds,
+        "links_seconds": candidate.links, "permutes": candidate.rounds,
+    }  # fmt: skip
 
 
 def _or_none(seconds: float | None) -> str:

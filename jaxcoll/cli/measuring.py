@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import NetworkName, named_network
@@ -128,8 +129,11 @@ def expect(network, collective, size, log, as_json) -> int:
     # Without NETWORK the collective stands in its place.
     if log is not None and network is not None and (kind := meant(network)) is not None:
         network, collective = None, kind.name
-    elif log is not None and network is None:
-        collective = _collective_of(log) or collective
+    elif log is not None:
+        said, source = _collective_of(log), click.get_current_context().get_parameter_source
+        if said is None and source("collective") is ParameterSource.DEFAULT:
+            raise click.UsageError(f"{log} does not say of which collective it is; name it")
+        collective = said or collective if network is None else collective
     built = named_network(network) if network is not None else _network_of(str(log))
     with working("looking up what was measured"):
         found = jc.expect(built, collective, size, log=log)

@@ -416,6 +416,8 @@ def described_network(
     from jaxcoll.io import nccl_topology, nvidia_smi
 
     alpha, bandwidth = speeds
+    if path != "-" and not os.path.exists(path):
+        raise click.UsageError(f"{path}: No such file or directory")
     # A pipe is read once, so its text is kept; a file is looked at first, and then loaded by the
     # reader of its format, whose errors name it.
     text = sys.stdin.read() if path == "-" else None

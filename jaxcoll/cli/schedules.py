@@ -408,7 +408,8 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), metavar="NAME",
               help=f"Instead of the suffix: {', '.join(FORMATS)}.")  # fmt: skip
 @click.option("--size", type=SIZE, help="Of a buffer: TE-CCL says its time; TACCL's message.")
-@click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX.")
+@click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX and of times.")
+@click.option("--collective", type=CollectiveName(), metavar="NAME", help="Of times.")
 @_network_of_file
 @from_smi
 @failure_options
@@ -426,6 +427,7 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     """
     form = check_target(target, form, as_json=as_json) or "json"
     gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
+    of_times = {"ranks": ranks, "collective": options.pop("collective")}
     with working(f"converting {source}"):
         if is_nvidia_smi(source) or is_nccl_topology(source):
             obj = described_network(source, gpu, hosts, speeds, ((), ()))
@@ -435,7 +437,7 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
                 f"{source} is not"
             )
         else:
-            obj = _source(source, network_name, size, ranks)
+            obj = _source(source, network_name, size, of_times)
         # Of networks, which all that has no wires refuses.
         if any(options.values()):
             if kind_of(obj) != "network":
@@ -448,7 +450,7 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     return tell(as_json, facts, f"{kind_of(obj)} written to {target}")
 
 
-def _source(source: str, network_name: str | None, nbytes: int | None, ranks: int | None):
+def _source(source: str, network_name: str | None, nbytes: int | None, of_times: dict[str, Any]):
     import os
 
     import jaxcoll as jc
@@ -464,7 +466,7 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
                 "--size, as in --size 1MB"
             )
         return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))
-    found = jc.io.load(source, ranks=ranks) if os.path.exists(source) else named_network(source)
+    found = jc.io.load(source, **of_times) if os.path.exists(source) else named_network(source)
     check_network(source, found, _network(network_name))
     return found
 

@@ -55,6 +55,7 @@ from jaxcoll.io.networks import (
     tpu_slices,
 )
 from jaxcoll.io.research import forestcoll, sccl, teccl
+from jaxcoll.kinds import NAMES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
@@ -77,6 +78,7 @@ def load(
     *,
     ranks: int | None = None,
     nodes: int = 1,
+    collective: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Any:
     """Read a file of any format that says what it is by its content.
@@ -91,6 +93,7 @@ def load(
         network: of a schedule in a format that does not name it.
         ranks, nodes: of the communicator that rules of NCCLX are read for; ranks of measured times
             that do not say them.
+        collective: of measured times that do not say it.
         max_bytes: larger files are refused unread.
 
     Raises:
@@ -102,7 +105,8 @@ def load(
     checks.optional(network, checks.instance, Topology, "network", FormatError)
     checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=2**20)
     checks.integer(nodes, "nodes", FormatError, least=1, most=2**20)
-    return load_text(path, lambda text: _read(text, network, ranks, nodes), max_bytes)
+    checks.optional(collective, checks.choice, NAMES, "collective", FormatError)
+    return load_text(path, lambda text: _read(text, network, ranks, nodes, collective), max_bytes)
 
 
 # Content of files whose format does not name their network, by kind.
@@ -175,7 +179,13 @@ def _kind_of_json(start: str, keys: set[str]) -> str:
     return "log" if is_log else "jaxcoll"
 
 
-def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+def _read(
+    text: str,
+    network: Topology | None,
+    ranks: int | None,
+    nodes: int,
+    collective: str | None,
+) -> Any:
     start = text[:_START].lstrip("\ufeff \t\r\n")
     keys = None
     # Schedules may be large: those of this library, whose first key it is, are parsed once.
@@ -198,7 +208,7 @@ def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) ->
         read = ncclx.loads_csv if kind == "ncclx" else ncclx.loads_json
         return read(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
     if kind == "log":
-        return timings.loads(text, ranks=ranks)
+        return timings.loads(text, collective, ranks)
     if kind == "taccl":
         raise FormatError(
             "TACCL's topologies are of one size of message; read them by "

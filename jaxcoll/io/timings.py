@@ -109,7 +109,7 @@ def loads(text: str, collective: str | None = None, ranks: int | None = None) ->
         said = {getattr(row, name) for row in found.rows}
         if given is not None and said and given not in said:
             listed = ", ".join(map(str, sorted(said)[:4]))
-            raise FormatError(f"the log says {name} {listed}, not {given}; leave {name}= out")
+            raise FormatError(f"the log says {name} {listed}, and {given} is given")
     return found
 
 

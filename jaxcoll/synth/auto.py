@@ -262,9 +262,12 @@ def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) 
 
 
 def _too_short(problem: Problem, needed: float) -> CollectiveError:
+    # What was spent before the first candidate, the problem itself, counts as well.
+    spent = problem.deadline + time.perf_counter() - problem.until
     return CollectiveError(
-        f"{problem.collective} of {problem.topology}: no schedule by the deadline; the least "
-        f"work takes about {needed:.2g} s: give deadline={max(2 * needed, 1.0):.2g} or more"
+        f"no schedule by the deadline: the least work takes about {needed:.2g} s, after "
+        f"{spent:.2g} s; give deadline= of {max(2 * (spent + needed), 0.1):.2g} s or more "
+        f"({problem.collective} of {problem.topology})"
     )
 
 

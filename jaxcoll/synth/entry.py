@@ -115,8 +115,8 @@ def synthesize(
     began = time.perf_counter()
     stated: dict[str, Any] = {} if model is None else {"model": model}
     if deadline is not None:
-        seconds = checks.positive(deadline, "deadline", CollectiveError)
-        stated["until"] = began + float(seconds)
+        seconds = float(checks.positive(deadline, "deadline", CollectiveError))
+        stated |= {"deadline": seconds, "until": began + seconds}
     problem = Problem.stated(
         topology, collective, chunks, groups, root,
         nbytes=nbytes, seed=seed, execution=execution, **stated,

@@ -223,7 +223,11 @@ def test_explain_says_what_runs_and_what_pays(capsys):
     code, out, _ = called(capsys, "explain", *wires)
     assert code == 0
     assert re.search(r"inside JAX, 1MiB: .* predicted to take .* of the time of jax.lax", out)
-    assert "got 'broadcast'" in refused(capsys, "explain", "ring:4", "broadcast")
+    slice_ = as_json(capsys, "explain", "v5e:2x2", "all_gather", "--size", "1MiB", "--all")
+    assert (slice_["backend"], slice_["network"][:3]) == ("tpu", "TPU")
+    assert {"jax.lax", slice_["rows"][0]["best"]} <= {
+        each["candidate"] for each in slice_["rows"][0]["candidates"]
+    }
 
 
 def test_compare_names_those_that_are_not_defined_in_one_line(capsys, monkeypatch):
@@ -364,6 +368,9 @@ def test_completion(capsys):
         (["verify", "dgx-h100:2"], "make one: jaxcoll synth dgx-h100:2"),
         (["prove", "v5e:4x4"], "make one: jaxcoll synth v5e:4x4"),
         (["show", "SCHEDULE", "--network", "ring:4"], "leave --network out"),
+        (["explain", "ring:4", "broadcast"], "jax.lax has no broadcast to compare with; explain"),
+        (["explain", "ring:1"], "has one rank"),
+        (["compare", "--from", "/nowhere.txt", "--gpu", "h100"], "No such file"),
         (["show"], "say what to show"),
         (["show", "ring:4", "--names"], "leave ring:4 out"),
         (["show", "ring:4", "--size", "1MB"], "add -o page.html"),
@@ -403,6 +410,14 @@ def test_refusals_of_the_library_name_options(capsys, tmp_path):
     said = refused(capsys, "calibrate", log)
     assert "--collective" in said
     assert "collective=" not in said
+    csv = tmp_path / "log.csv"
+    assert "--collective" in refused(capsys, "convert", log, csv)
+    assert called(capsys, "convert", log, csv, "--collective", "AllReduce")[0] == 0
+    assert {row.collective for row in jc.io.load(csv).rows} == {"all_reduce"}
+    short = refused(capsys, "synth", "torus:2x2", "--deadline", "0.00001")
+    assert "give --deadline of " in short
+    wide = called(capsys, "compare", "torus:2x2", "--only", "ring", "--deadline", "0.00001")
+    assert "s or more" in wide[1]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\0\0", "<algo>", '{"format": "x"}', "é" * 9])

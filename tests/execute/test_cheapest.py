@@ -373,9 +373,9 @@ def test_without_a_mesh_the_machine_and_its_network_are_stated():
         assert jc.explain_choice("psum", nbytes=2**20).candidates == told.candidates
     halves: list[dict[str, Any]] = [{"topology": hosts}, {"execution": "gpu"}, {}]
     for given in halves:
-        with pytest.raises(CollectiveError, match="neither mesh= nor both; give mesh=, or topol"):
+        with pytest.raises(CollectiveError, match="mesh= is left out; give it, or both topol"):
             jc.explain_choice("psum", nbytes=2**20, **given)
-    with pytest.raises(CollectiveError, match="axis_name= is of a mesh"):
+    with pytest.raises(CollectiveError, match="left out, of which axis_name= would"):
         jc.explain_choice("psum", nbytes=1, topology=hosts, execution="gpu", axis_name="i")
 
 

@@ -47,6 +47,7 @@ def test_every_experiment_has_a_configuration():
     ("arguments", "expected"),
     [
         ([], "which experiment.*known: quickstart"),
+        (["experimnt=tacos-fig-10"], "no key 'experimnt'; did you mean experiment"),
         (["experiment=quick"], "no experiment 'quick'; known: quickstart"),  # words: ok
         (["experiment=tacos-fig-99"], "did you mean tacos-fig-1"),
         (["experiment=tacos-fig-10", "experimnt=x"], "key 'experimnt'; did you mean experiment"),

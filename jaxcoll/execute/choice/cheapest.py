@@ -30,7 +30,7 @@ from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.primitives import Native, is_loop_on_cpu
-from jaxcoll.kinds import kind_of, names_in
+from jaxcoll.kinds import kind_of, meant
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
@@ -326,9 +326,6 @@ def _made(maker: Synthesizer, problem: Problem) -> Schedule | str:
 
 
 _MOST_LINES, _WIDTH = 24, 100
-# Kinds by the functions that run them.
-_FUNCTIONS = {function: name for name, function in names_in("lax").items()}
-_FUNCTIONS["pmean"] = _FUNCTIONS["psum"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -441,7 +438,8 @@ def explain_choice(
             topology or costs that do not fit the mesh, or none of them without one.
     """
     checks.optional(mesh, checks.instance, Mesh, "mesh", CollectiveError)
-    kind = _FUNCTIONS.get(collective, collective) if isinstance(collective, str) else collective
+    named = meant(collective) if isinstance(collective, str) else None
+    kind = collective if named is None else named.name
     checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
     size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
     checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
@@ -450,10 +448,9 @@ def explain_choice(
     names = mesh.axis_names if axis_name is None else axis_name
     said, devices = stated.current(), list(mesh.devices.flat)
     platform = devices[0].platform
-    given = costs_of(execution, CollectiveError)
     network = said.topology if topology is None else topology
     # Of numbers that the player adds, on a mesh whose axes are all manual.
-    given = said.execution if given is None else given
+    given = costs_of(execution, CollectiveError) or said.execution
     costs = stated.costs_for(given, platform, network, stated.has_links())
     if network is None and platform != "cpu":
         network = stated.of_mesh(mesh)
@@ -484,9 +481,10 @@ def _explained_elsewhere(
     network = said.topology if topology is None else topology
     costs = costs_of(execution, CollectiveError) or said.execution
     if network is None or costs is None or axis_name is not None:
-        given = "axis_name= is of a mesh" if axis_name is not None else "neither mesh= nor both"
+        wrong = "mesh= is left out"
+        wrong += ", of which axis_name= would be" if axis_name is not None else ""
         raise CollectiveError(
-            f"{given}; give mesh=, or topology= and execution= of a machine that is not here, as "
+            f"{wrong}; give it, or both topology= and execution= of a machine that is not here, as "
             "in topology=jc.topologies.dgx_h100(2), execution='gpu'"
         )
     what = Collective(kind, network.num_ranks)  # type: ignore[arg-type]

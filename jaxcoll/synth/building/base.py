@@ -51,7 +51,8 @@ class Problem:
             meant; none when None.
         model: the link model to be fast by, or its name.
         any_chunks: whether the number of chunks per shard is open, to be chosen.
-        until: time of ``time.perf_counter`` by which a schedule is wanted; none when infinite.
+        deadline, until: seconds by which a schedule is wanted, and the time of
+            ``time.perf_counter`` when they are over; none when infinite.
 
     Raises:
         CollectiveError: something else than a collective, or one of too many chunks
@@ -67,6 +68,7 @@ class Problem:
     execution: ExecutionCosts | str | None = None
     any_chunks: bool = False
     model: LinkModel | str = ASTRA
+    deadline: float = dataclasses.field(default=math.inf, compare=False)
     until: float = dataclasses.field(default=math.inf, compare=False)
 
     def __post_init__(self) -> None:
