@@ -12,7 +12,7 @@ def test_pages_and_commands_are_counted(tmp_path):
     page.write_text("```python\na = 1\n```\ntext\n```bash\nls\n```\n```python\nb = 2\n```\n")
     assert cold.blocks(page) == ["a = 1\n", "b = 2\n"]
     counted = {str(row["what"]): row["value"] for row in cold.pages()}
-    assert counted["commands"] == 19
+    assert counted["commands"] == 20
     assert int(str(counted["blocks of Python in the pages, run by tests"])) > 50
 
 
