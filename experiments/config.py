@@ -296,11 +296,8 @@ def configure(arguments: Sequence[str]) -> tuple[str, Any]:
     if name not in EXPERIMENTS:
         given = f"there is no experiment {name!r}" if name else "which experiment? experiment=NAME"
         keys = [argument.partition("=")[0] for argument in arguments]
-        if (
-            not name
-            and "experiment" not in keys
-            and (near := difflib.get_close_matches("experiment", keys, n=1))
-        ):
+        near = difflib.get_close_matches("experiment", keys, n=1)
+        if near and "experiment" not in keys:
             raise ConfigError(f"there is no key {near[0]!r}; did you mean experiment?")
         raise ConfigError(f"{given}; {meant(name, EXPERIMENTS)}")
     sizes = presets(name)

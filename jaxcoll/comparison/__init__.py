@@ -19,7 +19,6 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.io.files import completed
-from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import ASTRA, LinkModel, link_model, simulate
@@ -128,8 +127,7 @@ def compare(
     executors.checked(executor, TopologyError)
     costs = costs_of(execution, ScheduleError)
     every = [name for name in SYNTHESIZERS if name not in (*SEARCHES, "auto")]
-    kind = kind_of(collective).name
-    what = Collective(kind, topology.num_ranks, root=root)  # type: ignore[arg-type]
+    what = Collective(collective, topology.num_ranks, root=root)  # type: ignore[arg-type]
     native = [] if costs is None or what.traits.lax is None else [JAX_LAX]
     given = [*native, *every, "auto"] if synthesizers is None else synthesizers
     names = checks.members(given, "synthesizers", TopologyError)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments import recording
-from experiments.timing import report
+from experiments.timing import kept, report
 from jaxcoll.io.files import write_text
 
 # What is run, with the options of ``jaxcoll explain``.
@@ -43,17 +43,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--size", default="1MiB,64MiB", help="of a buffer (%(default)s)")
     parser.add_argument("--record", action="store_true", help="also for docs/when-it-pays.md")
     options = parser.parse_args(argv)
-    found: list[dict[str, Any]] = []
-    report("pays", _kept(rows(options), found))
+    report("pays", found := kept("pays", rows(options)))
     if options.record:
         write_text(recording.PAYS, json.dumps({"rows": found}, indent=1) + "\n")
         recording.write()
-
-
-def _kept(rows: Iterator[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        found.append(row)
-        yield row
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -62,6 +55,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for kind in options.collectives:
             command = [sys.executable, "-m", "jaxcoll", "explain", CASES[case][0], kind]
             asked = [*command, *CASES[case][1:], "--size", options.size, "--json"]
-            said = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout
-            for row in json.loads(said)["rows"]:
-                yield {"case": case, "backend": CASES[case][-1], "collective": kind, **row}
+            done = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True)
+            said = json.loads(done.stdout)
+            for row in said["rows"]:
+                yield {"case": case, "backend": said["backend"], "collective": kind, **row}

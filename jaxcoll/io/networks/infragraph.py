@@ -95,7 +95,7 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
 
 def _parsed(text: str) -> object:
     if text.lstrip("\ufeff \t\r\n").startswith("{") and '"' in text:
-        return readers.parse(text.lstrip("\ufeff"))
+        return readers.parse(text)
     try:
         import yaml
     except ModuleNotFoundError:

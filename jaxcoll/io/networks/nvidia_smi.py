@@ -190,18 +190,15 @@ def topology(
         checks.optional(given, checks.positive, name, TopologyError)
     if hosts > 1 and not table.nics:
         raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
+    most = max((_nvlinks(cell) for row in table.joined for cell in row), default=0)
     if gpu is None:
-        counts = {_nvlinks(cell) for row in table.joined for cell in row} - {0}
-        most = max(counts, default=0)
         gpu = _LIKELY.get(most, "h100" if most > 12 else "a100")
-        found = f"NV{most}" if counts else "no NVLink"
+        found = f"NV{most}" if most else "no NVLink"
         warn_user(
             f"{found}: the GPUs are assumed to be {gpu}; state gpu= or --gpu", AssumptionWarning
         )
-    elif not LINKS[gpu][1] and (counts := {_nvlinks(c) for row in table.joined for c in row} - {0}):
-        raise TopologyError(
-            f"the table has NV{max(counts)}, and {gpu} has no NVLink; give another gpu"
-        )
+    elif most and not LINKS[gpu][1]:
+        raise TopologyError(f"the table has NV{most}, and {gpu} has no NVLink; give another gpu")
     host = _Host(table, gpu, inside, speeds)
     wires = list(host.wires())
     if hosts > 1 and network is None:
