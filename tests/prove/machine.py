@@ -40,6 +40,12 @@ class Wrong(Exception):
     """A run that ends with other contents than its collective asks for, or not at all."""
 
 
+def threads(ops: list[dict]) -> int:
+    """Threads of a block: one for each channel of an operation, and one that waits for none."""
+    ids = [len(op.get(k, ())) for op in ops for k in ("channel_ids", "semaphore_ids")]
+    return max([THREADS, *(1 + count for count in ids)])
+
+
 class Machine:
     """A plan under way.
 
@@ -63,6 +69,8 @@ class Machine:
         self.run = [0] * len(self.gpus)
         self.going: dict[tuple, tuple[Step, Next]] = {}
         self.at: defaultdict[tuple, int] = defaultdict(int)  # barriers that a thread has come to
+        self.threads = {(rank, number): threads(block["ops"]) for rank, gpu in enumerate(self.gpus)
+                        for number, block in enumerate(gpu["threadblocks"])}  # fmt: skip
         self.proxies: dict[tuple, tuple[Step, Next]] = {}
 
     # ------------------------------------------------------------------ contents
@@ -165,9 +173,9 @@ class Machine:
                 continue
             here = (rank, number, t)
             self.at[here] += 1
-            mine = self.at[here]
-            all_ = [(rank, number, each) for each in range(self.threads(rank, number))]
-            yield Next(lambda mine=mine, all_=all_: all(self.at[each] >= mine for each in all_))
+            come = (rank, number, "come to", self.at[here])
+            self.at[come] += 1
+            yield Next(lambda come=come: self.at[come] == self.threads[come[:2]])
 
     def channel(self, rank: int, block: dict, place: int, port: bool) -> tuple:
         """(port, from, to, which) of a block's channel."""
@@ -247,7 +255,7 @@ class Machine:
                 pairs = [([{**s[0], "index": d[0]["index"]}], [{**d[0], "index": s[0]["index"]}])
                          for s, d in pairs]  # fmt: skip
         width = 1 if name in _PACKETS else 2
-        count = self.threads(rank, block["id"])
+        count = self.threads[rank, block["id"]]
         for sources, targets in pairs:
             ins = [(end, name in ("upkt", "rppkt") or (name in _PACKETS[4:] and i > 0))
                    for i, end in enumerate(sources)]  # fmt: skip
@@ -322,17 +330,11 @@ class Machine:
 
     # ------------------------------------------------------------------ runs
 
-    def threads(self, rank: int, number: int) -> int:
-        """Threads of a block: one for each channel of an operation, and one that waits for none."""
-        ops = self.gpus[rank]["threadblocks"][number]["ops"]
-        ids = [len(op.get(k, ())) for op in ops for k in ("channel_ids", "semaphore_ids")]
-        return max([THREADS, *(1 + count for count in ids)])
-
     def begin(self, rank: int) -> None:
         self.fill(rank)
         self.run[rank] += 1
         for number in range(len(self.gpus[rank]["threadblocks"])):
-            for t in range(self.threads(rank, number)):
+            for t in range(self.threads[rank, number]):
                 self.step((rank, number, t), self.thread(rank, number, t), self.going)
         if not any(key[0] == rank for key in self.going):
             self.end(rank)
@@ -345,15 +347,17 @@ class Machine:
         """
         doing = where[key][1] if key in where else NOW
         if doing.at is not None:
+            here = doing.at
             for others in (self.going, self.proxies):
                 for other, (_, next_) in others.items():
-                    is_same = next_.at == doing.at and other != key
-                    if is_same and (doing.writes or next_.writes) and next_.may():
-                        raise Wrong(f"{key} and {other} use {doing.at} in any order")
+                    if next_.at != here or other == key:
+                        continue
+                    if (doing.writes or next_.writes) and next_.may():
+                        raise Wrong(f"{key} and {other} use {here} in any order")
             me = key[1] if key[0] is True else key[0]
-            late = [at for rank, writes in self.late.items() if rank != me for at, _ in writes]
-            if doing.at in late:
-                raise Wrong(f"{key} uses {doing.at}, which has not arrived")
+            for rank, writes in self.late.items():
+                if rank != me and any(at == here for at, _ in writes):
+                    raise Wrong(f"{key} uses {here}, which has not arrived")
         try:
             where[key] = thread, next(thread)
         except StopIteration:
