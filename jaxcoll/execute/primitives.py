@@ -179,7 +179,7 @@ def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
         raise ScheduleError(_absent(members[0], jax.process_index(), mine))
     if verdict != _AGREED:
         raise ScheduleError(verdict)
-    if any(call.lowering == "links" for call in calls):
+    if any(call.lowering == "links" for call in calls) and devices[0].platform == "cpu":
         engine.meet(devices)
     for call in calls:
         call.is_agreed = True
@@ -395,11 +395,16 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     return laid.unpack(result, out, shape)
 
 
+def _run_on_rocm(x, *, lowering, **params):
+    # XLA hands out its communicators on NVIDIA's GPUs alone.
+    return run(x, lowering="auto" if lowering == "links" else lowering, target="gpu", **params)
+
+
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds."""
-    # "pallas" is a kernel for TPUs, "links" a call between CPUs; elsewhere both mean "auto".
-    of_one = {"pallas": "tpu", "links": "cpu"}
-    if lowering in LOWERINGS and of_one.get(lowering, target) == target:
+    # "pallas" is a kernel for TPUs, "links" a call between CPUs or GPUs; elsewhere they mean "auto".
+    of_some = {"pallas": ("tpu",), "links": ("cpu", "gpu")}
+    if lowering in LOWERINGS and target in of_some.get(lowering, (target,)):
         return lowering
     size = program.num_permutes
     if target == "tpu":
@@ -438,8 +443,9 @@ def _declare(kind: str, op: str):
         run=run,
         carried=_carried,
         platforms={
-            platform: functools.partial(run, target=target)
-            for platform, target in (("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu"))
+            "tpu": functools.partial(run, target="tpu"),
+            "cuda": functools.partial(run, target="gpu"),
+            "rocm": _run_on_rocm,
         },
     )
 

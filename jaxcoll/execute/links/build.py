@@ -15,12 +15,13 @@ import subprocess
 from pathlib import Path
 
 PATTERN = "_player-*.so"
-SOURCE = Path(__file__).with_name("player.cc")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("player.cc", "gpu_player.cc"))
 
 
 def source_number() -> int:
-    """31 bits of the source's digest: a library of another source is not used."""
-    return int(hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8], 16) >> 1
+    """31 bits of the sources' digest: a library of other sources is not used."""
+    text = b"".join(source.read_bytes() for source in SOURCES)
+    return int(hashlib.sha256(text).hexdigest()[:8], 16) >> 1
 
 
 def headers() -> Path:
@@ -65,7 +66,7 @@ def build(folder: Path) -> Path:
     command = [
         *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O3", "-fPIC", "-shared",
         "-fvisibility=hidden", "-pthread", f"-DJAXCOLL_SOURCE={source_number()}",
-        "-isystem", str(include), str(SOURCE), "-o", str(made),
+        "-isystem", str(include), *map(str, SOURCES), "-o", str(made), "-ldl",
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

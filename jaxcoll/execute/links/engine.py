@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from jaxcoll.execute.links import build
 log = logging.getLogger(__name__)
 
 TARGET = "jaxcoll_links"
+GPU_TARGET = "jaxcoll_links_gpu"
 _KEY = "jaxcoll/links/{}"
 _SECONDS = 60.0
 # A process that keeps the others waiting for more than this share of so many seconds is named.
@@ -74,7 +76,29 @@ def library() -> ctypes.CDLL | str:
     call = jax.ffi.pycapsule(found.jaxcoll_links_play)
     jax.ffi.register_ffi_target(TARGET, call, platform="cpu")
     jax_internals.before_compiling(prepare)
+    if plays_on_gpus(found):
+        found.jaxcoll_gpu_libraries(*(_library_of(name) for name in ("nvrtc", "nccl")))
+        stages = ("prepare", "initialize", "play")
+        symbols = (getattr(found, f"jaxcoll_gpu_{stage}") for stage in stages)
+        handlers = map(jax.ffi.pycapsule, symbols)
+        names = ("prepare", "initialize", "execute")
+        jax.ffi.register_ffi_target(
+            GPU_TARGET, dict(zip(names, handlers, strict=True)), platform="CUDA"
+        )
     return found
+
+
+def plays_on_gpus(library: ctypes.CDLL) -> bool:
+    """Whether a library holds the player of GPUs, which calls of jaxlib 0.11 and newer can have."""
+    return hasattr(library, "jaxcoll_gpu_play")
+
+
+def _library_of(name: str) -> bytes:
+    """NVIDIA's library in its Python package, whatever the CUDA it is of; b"" if it is not one."""
+    found = importlib.util.find_spec("nvidia")
+    folders = (found.submodule_search_locations if found else None) or ()
+    paths = (path for folder in folders for path in Path(folder).glob(f"*/lib/lib{name}.so.*"))
+    return next((str(path).encode() for path in sorted(paths)), b"")
 
 
 def timeout() -> float:

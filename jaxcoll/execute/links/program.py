@@ -45,7 +45,7 @@ def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
     Args:
         is_ordered: whether additions in a row happen in the order of the program's rounds.
     """
-    step, src, dst, sent, got, add = _operations(program)
+    step, src, dst, sent, got, add = operations(program)
     rows = program.num_rows
     most = int(step.max(initial=0)) + 2
     # A key per row of a rank, and times in it; operations are in the order of steps already.
@@ -88,7 +88,7 @@ def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
     return table
 
 
-def _operations(program: PermuteProgram) -> tuple[np.ndarray, ...]:
+def operations(program: PermuteProgram) -> tuple[np.ndarray, ...]:
     """Columns of the rows sent: step, sender, receiver, row there, row here, is it added."""
     columns: list[list[np.ndarray]] = [[] for _ in range(6)]
     for t, rounds in enumerate(program.steps):

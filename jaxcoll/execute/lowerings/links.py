@@ -1,8 +1,10 @@
-"""links: the whole schedule as one call, in which every link works by itself (CPU).
+"""links: the whole schedule as one call, in which every link works by itself (CPU, CUDA).
 
-The call is that of ``jaxcoll.execute.links``. It is written with everything that a rank needs as
-operands, so that one program serves all ranks: the ranks' tables, of which each takes its own, and
-the places of the collective's ranks among the devices of the mesh.
+The calls are those of ``jaxcoll.execute.links``. One program serves all ranks. On CPUs it has as
+operands the ranks' tables, of which each takes its own, and the places of the collective's ranks
+among the devices of the mesh. On GPUs, where the host cannot read operands without waiting, the
+instructions of all ranks are part of the call, and a rank knows its own by its place in XLA's
+communicator.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from jaxcoll.execute import fixed_order
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.links import engine
 from jaxcoll.execute.links.program import ADDED, COMPLEX, tables
+from jaxcoll.execute.links.queues import queued, times_of
 from jaxcoll.execute.links.trace import PROGRAMS
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
+from jaxcoll.simulation import simulate
 
 _OPS = {lax.add: 0, fixed_order.add: 0, lax.max: 1, lax.min: 2}
 _PARTS_OF_BYTES = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
 
 
-def refusal(dtype, op: Callable | None, axes: Axes) -> str:
+def refusal(dtype, op: Callable | None, axes: Axes, is_gpu: bool = False) -> str:
     """Why the player cannot run a program on this mesh with numbers of a dtype; "" if it can.
 
     Args:
@@ -38,6 +42,8 @@ def refusal(dtype, op: Callable | None, axes: Axes) -> str:
     found = engine.library()
     if isinstance(found, str):
         return f"links: {found}"
+    if is_gpu and not engine.plays_on_gpus(found):
+        return "links: on GPUs they take jaxlib 0.11 or newer, when the player is compiled too"
     if axes.auto or not jax_internals.is_fully_manual():
         return "links: some axes of the mesh are not manual here"
     if op is None:
@@ -56,44 +62,82 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """
     axes, op = setting.axes, setting.op
     adds = any(round_.add.any() for rounds in program.steps for round_ in rounds)
-    if why := refusal(x.dtype, op if adds else None, axes):
+    is_gpu = setting.target.startswith("gpu")
+    if why := refusal(x.dtype, op if adds else None, axes, is_gpu):
         raise CollectiveError(why)
-    table = tables(program, op is fixed_order.add)
-    numbers = np.ascontiguousarray(table)
-    said = f"{x.dtype} {x.shape} {_OPS[op]} {axes}".encode()
-    digest = hashlib.sha256(said + numbers.tobytes()).digest()[:8]
-    number = int.from_bytes(digest, "little", signed=True)
     length = program.blocks[1] * program.block_rows * setting.width
     result = jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype)
-    token = jax.ShapeDtypeStruct((1,), np.int32)
-    if setting.schedule is not None:
-        nbytes = max(x.size, math.prod(result.shape)) * x.dtype.itemsize
-        PROGRAMS.remember(number, setting.schedule, float(nbytes))
+    nbytes = float(max(x.size, math.prod(result.shape)) * x.dtype.itemsize)
     # JAX has no types of what varies for a call of several results.
     with jax_internals.vma_unchecked():
-        played, _ = jax.ffi.ffi_call(engine.TARGET, (result, token), has_side_effect=True)(
-            x,
-            lax.dynamic_index_in_dim(jnp.asarray(numbers), axes.rank(), 0, keepdims=False),
-            _places(axes),
-            jnp.zeros(1, np.int32),
-            program=np.int64(number),
-            number=np.int64(0),
-            lane=np.int64(0),
-            devices=np.zeros(0, np.int64),
-            op=np.int64(_OPS[op]),
-            timeout=np.float64(engine.timeout()),
-        )
+        play = _on_gpus if is_gpu else _on_cpus
+        return play(program, x, setting, result, nbytes, _OPS[op] if adds else -1)
+
+
+def _on_cpus(
+    program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
+) -> jax.Array:
+    axes = setting.axes
+    numbers = np.ascontiguousarray(tables(program, setting.op is fixed_order.add))
+    said = f"{x.dtype} {x.shape} {op} {axes}".encode()
+    digest = hashlib.sha256(said + numbers.tobytes()).digest()[:8]
+    number = int.from_bytes(digest, "little", signed=True)
+    token = jax.ShapeDtypeStruct((1,), np.int32)
+    if setting.schedule is not None:
+        PROGRAMS.remember(number, setting.schedule, nbytes)
+    played, _ = jax.ffi.ffi_call(engine.TARGET, (result, token), has_side_effect=True)(
+        x,
+        lax.dynamic_index_in_dim(jnp.asarray(numbers), axes.rank(), 0, keepdims=False),
+        _places(axes),
+        jnp.zeros(1, np.int32),
+        program=np.int64(number),
+        number=np.int64(0),
+        lane=np.int64(0),
+        devices=np.zeros(0, np.int64),
+        op=np.int64(max(op, 0)),
+        timeout=np.float64(engine.timeout()),
+    )
     return played
+
+
+def _on_gpus(
+    program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
+) -> jax.Array:
+    schedule = setting.schedule
+    times = times_of(simulate(schedule, nbytes)) if schedule and schedule.num_sends else None
+    queues = queued(program, times, setting.op is fixed_order.add)
+    work = jax.ShapeDtypeStruct((queues.work * setting.width, *x.shape[1:]), x.dtype)
+    played, _ = jax.ffi.ffi_call(engine.GPU_TARGET, (result, work))(
+        x,
+        program=queues.numbers,
+        groups=np.ascontiguousarray(_groups(setting.axes).ravel(), np.int64),
+        op=np.int64(op),
+    )
+    return played
+
+
+def _groups(axes: Axes) -> np.ndarray:
+    """The places of the ranks of every group among the devices of the mesh, int64 (groups, n)."""
+    along, beside = _strides(axes)
+    first = np.zeros(1, np.int64)
+    for _, stride, size in beside:
+        first = (first[:, None] + stride * np.arange(size)).ravel()
+    return first[:, None] + along
 
 
 def _places(axes: Axes) -> jax.Array:
     """The place of each rank of this device's collective among the devices of the mesh, int32."""
+    along, beside = _strides(axes)
+    first = sum((lax.axis_index(name) * stride for name, stride, _ in beside), jnp.int32(0))
+    return jnp.asarray(along, np.int32) + first
+
+
+def _strides(axes: Axes) -> tuple[np.ndarray, list[tuple[str, int, int]]]:
+    """Places of ranks relative to the first, and name, stride and size of the axes beside."""
     names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
     stride = {
         name: math.prod(sizes[other] for other in names[i + 1 :]) for i, name in enumerate(names)
     }
     along = np.indices(axes.sizes).reshape(len(axes.sizes), -1)
     place = np.array([stride[name] for name in axes.names]) @ along
-    beside = [name for name in names if name not in axes.names]
-    first = sum((lax.axis_index(name) * stride[name] for name in beside), jnp.int32(0))
-    return jnp.asarray(place, np.int32) + first
+    return place, [(name, stride[name], sizes[name]) for name in names if name not in axes.names]

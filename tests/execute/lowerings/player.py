@@ -1,19 +1,61 @@
-"""The player of the lowering ``links``, compiled where it is not yet."""
+"""The player of the lowering ``links``, compiled where it is not yet, and programs to play."""
 
 from __future__ import annotations
 
 import functools
 
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from jaxcoll.execute.links import build, engine
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from tests.strategies import schedules
+
+WIDTH = 3  # numbers in a row
 
 
 @functools.cache
 def is_compiled() -> bool:
     """Whether the player is here; without a C++ compiler it is not."""
     found = engine.compiled()
-    if isinstance(found, str) or found.stat().st_mtime < build.SOURCE.stat().st_mtime:
+    newest = max(source.stat().st_mtime for source in build.SOURCES)
+    if isinstance(found, str) or found.stat().st_mtime < newest:
         try:
-            build.build(build.SOURCE.parent)
+            build.build(build.SOURCES[0].parent)
         except RuntimeError:
             return False
     return not isinstance(engine.library(), str)
+
+
+def played(program: PermuteProgram, x: np.ndarray) -> np.ndarray:
+    """The results of all ranks, round by round: rows are read before any is written."""
+    inputs, outputs = program.input_rows(), program.output_rows()
+    rows = np.zeros((len(inputs), program.num_rows + 1, WIDTH), np.int32)  # the last for row -1
+    for rank, into in enumerate(inputs):
+        rows[rank, into] = x[rank]
+    rows[:, -1] = 0
+    for rounds in program.steps:
+        sent = [(each, rows.copy()) for each in rounds]
+        for each, before in sent:
+            for u, v in each.pairs:
+                for a, b, add in zip(each.send[u], each.recv[v], each.add[v], strict=True):
+                    if b >= 0:
+                        rows[v, b] = before[u, a] + (rows[v, b] if add else 0)
+    return np.stack([rows[rank, of] for rank, of in enumerate(outputs)])
+
+
+def drawn(count: int) -> list[PermuteProgram]:
+    """Programs of sound schedules of any kind, group and network."""
+    found: list[PermuteProgram] = []
+
+    @settings(
+        max_examples=count, database=None, deadline=None, derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )  # fmt: skip
+    @given(st.lists(schedules(), min_size=1, max_size=1))
+    def collect(some):
+        found.extend(permute_program(schedule) for schedule in some)
+
+    collect()
+    return found

@@ -9,19 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from jaxcoll.execute.links import build
 from jaxcoll.execute.links.program import tables
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
-from tests.execute.lowerings.player import is_compiled
-from tests.strategies import schedules
+from jaxcoll.execute.lowerings.rounds import PermuteProgram
+from tests.execute.lowerings.player import WIDTH, drawn, is_compiled, played
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
 
 DRIVER = Path(__file__).with_name("player_driver.cc")
-WIDTH = 3  # numbers in a row
 
 
 def compiled(folder: Path, *options: str) -> Path:
@@ -35,23 +31,6 @@ def compiled(folder: Path, *options: str) -> Path:
     return program
 
 
-def played(program: PermuteProgram, x: np.ndarray) -> np.ndarray:
-    """The results of all ranks, round by round: rows are read before any is written."""
-    inputs, outputs = program.input_rows(), program.output_rows()
-    rows = np.zeros((len(inputs), program.num_rows + 1, WIDTH), np.int32)  # the last for row -1
-    for rank, into in enumerate(inputs):
-        rows[rank, into] = x[rank]
-    rows[:, -1] = 0
-    for rounds in program.steps:
-        sent = [(each, rows.copy()) for each in rounds]
-        for each, before in sent:
-            for u, v in each.pairs:
-                for a, b, add in zip(each.send[u], each.recv[v], each.add[v], strict=True):
-                    if b >= 0:
-                        rows[v, b] = before[u, a] + (rows[v, b] if add else 0)
-    return np.stack([rows[rank, of] for rank, of in enumerate(outputs)])
-
-
 def written(programs: list[PermuteProgram], path: Path) -> None:
     parts: list[np.ndarray] = [np.array([len(programs)])]
     for k, program in enumerate(programs):
@@ -63,22 +42,6 @@ def written(programs: list[PermuteProgram], path: Path) -> None:
             for numbers in (table, x[rank].ravel(), expected[rank].ravel()):
                 parts += [np.array([len(numbers)]), numbers]
     path.write_bytes(np.concatenate(parts).astype(np.int32).tobytes())
-
-
-def drawn(count: int) -> list[PermuteProgram]:
-    """Programs of sound schedules of any kind, group and network."""
-    found: list[PermuteProgram] = []
-
-    @settings(
-        max_examples=count, database=None, deadline=None, derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )  # fmt: skip
-    @given(st.lists(schedules(), min_size=1, max_size=1))
-    def collect(some):
-        found.extend(permute_program(schedule) for schedule in some)
-
-    collect()
-    return found
 
 
 def check(folder: Path, count: int, *options: str) -> None:
