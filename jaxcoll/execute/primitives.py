@@ -402,7 +402,7 @@ def _run_on_rocm(x, *, lowering, **params):
 
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds."""
-    # "pallas" is a kernel for TPUs, "links" a call between CPUs or GPUs; elsewhere they mean "auto".
+    # "pallas" is a kernel for TPUs, "links" a call on CPUs and GPUs; elsewhere they mean "auto".
     of_some = {"pallas": ("tpu",), "links": ("cpu", "gpu")}
     if lowering in LOWERINGS and target in of_some.get(lowering, (target,)):
         return lowering

@@ -1,8 +1,8 @@
 """Compiles collectives for one target and prints what the compiler made of each, as JSON.
 
 Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest",
-"pallas", "options" or "transports". Runs in a process of its own, which has the compilers on its
-path; see ``test_targets``.
+"pallas", "options", "transports" or "links". Runs in a process of its own, which has the compilers
+on its path; see ``test_targets``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def main(name: str, wrap: str, which: str) -> None:
         return
     if which == "transports":
         by_transports(target)
+        return
+    if which == "links":
+        by_links(target)
         return
     topology = target.topology
     n = topology.num_ranks
@@ -124,6 +127,21 @@ def by_transports(target: aot.Target) -> None:
     if target.platform == "gpu":
         found = aot.summarize(aot.compile_for(mesh, sums, x, [P("i")], P()))
         print(json.dumps({"transport": "without", "native": found.native}), flush=True)
+
+
+def by_links(target: aot.Target) -> None:
+    """A sum and a gather as one call each."""
+    mesh, n = target.mesh(), len(target.devices)
+    for kind, shape in (("all_reduce", (n * SHARD,)), ("all_gather", (SHARD // n * n,))):
+        schedule = synthesize(target.topology, kind, "tacos")
+        x = [jax.ShapeDtypeStruct(shape, jnp.float32)]
+        ends = P() if kind == "all_reduce" else P("i")
+        made = aot.compile_for(mesh, call(kind, schedule, "links"), x, [P("i")], ends)
+        found = aot.summarize(made)
+        calls = made.as_text().count('custom_call_target="jaxcoll_links_gpu"')
+        temp = made.memory_analysis().temp_size_in_bytes
+        fields = {"calls": calls, "permutes": found.permutes, "native": found.native}
+        print(json.dumps({"kind": kind, "temp_bytes": temp, **fields}), flush=True)
 
 
 def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str) -> None:

@@ -152,3 +152,12 @@ def test_transports_of_tpus():
     assert rows["xla"]["options"] == {}
     assert rows["xla"]["in_flight"] == 5 < rows["links"]["in_flight"]
     assert rows["links"]["permutes"] == rows["xla"]["permutes"]
+
+
+@pytest.mark.targets("gpu")
+@pytest.mark.parametrize("name", ["h100:8", "h100:2x8"])
+def test_a_schedule_over_links_is_one_call(name):
+    for row in compiled(name, "rule", "links"):
+        assert (row["calls"], row["permutes"], row["native"]) == (1, 0, {})
+        # A rank's part of 12 MiB: what is added arrives beside, in an eighth of it at most a queue.
+        assert row["temp_bytes"] < 40 * 2**20

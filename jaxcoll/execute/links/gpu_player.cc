@@ -1,7 +1,7 @@
 // Plays a rank's part of a schedule on an NVIDIA GPU: sends and receives of NCCL on several queues.
 //
 // A queue is a communicator and a stream of its own. NCCL does what one communicator is given in the
-// order it is given, so messages of different queues do not wait for each other. Python lays them
+// order it is given, so groups of different queues do not wait for each other. Python lays them
 // out (queues.py): which queue, where in memory, and which events say that a row may be read or
 // written. What is left here is to hand all of it to NCCL and CUDA. The host waits for none of it,
 // and XLA's stream goes on with the last message.
@@ -10,10 +10,10 @@
 // (xla/ffi/api/collectives_c_api.h). CUDA, NCCL and NVRTC are found in the process when a program
 // first runs: this file is compiled without any of their headers, on machines without a GPU too.
 //
-// No circle of waits exists. Python numbers the messages of all ranks in one order, in which a
-// message stands behind all that it needs; a rank gives NCCL and CUDA its messages in that order, on
-// all queues. Of the messages that have not ended take the first: on both of its ranks all that was
-// handed out before it has ended, and so it goes on.
+// No circle of waits exists. A rank has at most one group in a queue and step, and hands out its
+// groups step by step. Take the least step in which a message has not ended: all groups of earlier
+// steps have ended, on all ranks, and with them all that its groups wait for. So all its groups can
+// begin, and those that meet in a message do.
 
 #if __has_include("xla/ffi/api/collectives_c_api.h")
 
@@ -299,18 +299,18 @@ Device& device() {
 
 // ---------------------------------------------------------------------------- programs
 
-// As queues.py writes them: ranks, queues, events, rows of the input, of the result and of the
+// As instructions.py writes them: ranks, queues, events, rows of the input, of the result and of the
 // workspace, where each rank's instructions begin, and the instructions.
 enum Head { kRanks, kQueues, kEvents, kInputs, kOutputs, kWork, kStarts };
-enum Instruction { kMessage, kCombineRows, kCopy, kZero, kRecord, kWait };
+enum Instruction { kMessages, kCombineRows, kCopy, kZero, kRecord, kWait };
 
 struct Call {
   Numbers program;
-  const char* input;
-  char* output;
-  char* work;
-  size_t row;  // bytes
-  int rank;
+  const char* input = nullptr;
+  char* output = nullptr;
+  char* work = nullptr;
+  size_t row = 0;  // bytes
+  int rank = 0;
   std::vector<void*> communicators;
   std::vector<void*> streams;  // of the queues, and XLA's
   std::vector<void*> events;
@@ -332,17 +332,17 @@ std::string play(const Lib& lib, const Call& call) {
   while (next != end && !nccl && !cuda) {
     const int32_t* said = next + 1;
     switch (*next) {
-      case kMessage: {  // queue, whether it arrives, the other rank, runs of rows
+      case kMessages: {  // queue, runs of rows: whether it arrives, the other rank, where, rows
         void* stream = call.streams[said[0]];
         void* communicator = call.communicators[said[0]];
-        int32_t runs = said[3];
-        const int32_t* run = said + 4;
+        int32_t runs = said[1];
+        const int32_t* run = said + 2;
         if (runs > 1) nccl = lib.ncclGroupStart();
-        for (int32_t i = 0; i < runs; ++i, run += 3) {
-          char* place = call.at(run[0], run[1]);
-          size_t bytes = size_t(run[2]) * call.row;
-          int status = said[1] ? lib.ncclRecv(place, bytes, 0, said[2], communicator, stream)
-                               : lib.ncclSend(place, bytes, 0, said[2], communicator, stream);
+        for (int32_t i = 0; i < runs; ++i, run += 5) {
+          char* place = call.at(run[2], run[3]);
+          size_t bytes = size_t(run[4]) * call.row;
+          int status = run[0] ? lib.ncclRecv(place, bytes, 0, run[1], communicator, stream)
+                              : lib.ncclSend(place, bytes, 0, run[1], communicator, stream);
           if (!nccl) nccl = status;
         }
         if (runs > 1) {
@@ -459,8 +459,11 @@ ffi::Error execute(void* stream, const XLA_FFI_Collectives_Extension* collective
                    Numbers program, ffi::Span<const int64_t> groups, int64_t op) {
   const Libraries& lib = libraries();
   std::vector<XLA_FFI_ReplicaGroup> raw = split(groups, program[kRanks]);
-  Call call{program, static_cast<const char*>(x.untyped_data()),
-            static_cast<char*>(result->untyped_data()), static_cast<char*>(work->untyped_data())};
+  Call call;
+  call.program = program;
+  call.input = static_cast<const char*>(x.untyped_data());
+  call.output = static_cast<char*>(result->untyped_data());
+  call.work = static_cast<char*>(work->untyped_data());
   call.row = x.size_bytes() / program[kInputs];
   for (int32_t queue = 0; queue < program[kQueues]; ++queue) {
     XLA_FFI_Communicator_Get_Args args{};

@@ -2,9 +2,10 @@
 
 A *queue* is an NCCL communicator and a CUDA stream of its own. NCCL does what one communicator is
 given in the order given, so messages that shall not wait for each other lie in different queues.
-Kernels of many communicators would not find room on a GPU beside each other; so messages share few
-queues: those that are under way at a rank at the same time, by ``simulate``, get different ones, as
-intervals are coloured.
+Kernels of many communicators would not find room on a GPU beside each other, so queues are few.
+What a rank sends and receives in one step and queue is one *group* of NCCL: all of it flows at the
+same time, and it ends together. On tori one queue does: all messages of a step begin and end alike.
+Between hosts, where some take longer, it takes several, and list scheduling finds who goes where.
 
 A rank's program is a list of instructions, which its host hands to NCCL and CUDA in this order and
 without waiting (``gpu_player.cc``). All ranks' messages stand in one order, by steps, so a message
@@ -23,87 +24,40 @@ again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.links.instructions import (
+    COMBINE,
+    COPY,
+    MESSAGES,
+    RECORD,
+    WAIT,
+    ZERO,
+    Instruction,
+    Links,
+    QueuedProgram,
+    Replay,
+)
 from jaxcoll.execute.links.program import operations
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
-from jaxcoll.simulation import Timeline
 
 # With kernels of 32 blocks, of which an H100 runs two on each of its 132 multiprocessors, six
 # queues leave room for additions; a kernel that finds none could wait for ever.
-QUEUES = 6
-# A program is part of the compiled code, which XLA keeps as text.
-_MOST_NUMBERS = 4_000_000
-
-MESSAGE, COMBINE, COPY, ZERO, RECORD, WAIT = range(6)
+QUEUES = (1, 2, 3, 4, 6)
+# Messages from which on only the first and the last number of queues are tried.
+_MANY = 4_000
+# Seconds in which a host hands out a group: 140 to 210 us for 20 groups of a send and a receive on
+# an H200's host (NCCL 2.28.9).
+LAUNCH = 8e-6
 INPUT, RESULT, WORK = range(3)
 
 Place = tuple[int, int]  # which of the three memories, and the row in it
-# Seconds from the begin at which a message, by step, sender and receiver, leaves and arrives.
-Times = Mapping[tuple[int, int, int], tuple[float, float]]
-
-
-class Instruction(NamedTuple):
-    """What a rank's host hands to NCCL or CUDA.
-
-    Attributes:
-        code: MESSAGE (numbers: whether it arrives, the other rank, how many runs, and of each run
-            memory, row and rows), COMBINE (two numbers for the place of the result, of what was
-            there and of what is added, and rows), COPY (to, from, rows), ZERO (place, rows), RECORD
-            and WAIT (event).
-        queue: where; the number of queues for XLA's own stream.
-    """
-
-    code: int
-    queue: int
-    numbers: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class QueuedProgram:
-    """A schedule as instructions.
-
-    Attributes:
-        queues: how many.
-        inputs, outputs: rows of a rank's input and of its result.
-        work: rows of its workspace, the most of any rank.
-        events: events that it needs, the most of any rank.
-        instructions: of each rank.
-    """
-
-    queues: int
-    inputs: int
-    outputs: int
-    work: int
-    events: int
-    instructions: tuple[tuple[Instruction, ...], ...]
-
-    @functools.cached_property
-    def numbers(self) -> np.ndarray:
-        """All of it as the player reads it, int32.
-
-        Raises:
-            CollectiveError: more numbers than a compiled program can hold.
-        """
-        head = [len(self.instructions), self.queues, self.events, self.inputs, self.outputs]
-        parts = [[i.code, i.queue, *i.numbers] for each in self.instructions for i in each]
-        sizes = [sum(2 + len(i.numbers) for i in each) for each in self.instructions]
-        first = len(head) + 1 + len(sizes) + 1
-        starts = [first + before for before in itertools.accumulate(sizes, initial=0)]
-        if starts[-1] > _MOST_NUMBERS:
-            raise CollectiveError(
-                f"links: the schedule takes {starts[-1]:,} numbers as a program for GPUs, at most "
-                f"{_MOST_NUMBERS:,} fit; take fewer chunks, or another lowering"
-            )
-        return np.array([*head, self.work, *starts, *itertools.chain(*parts)], np.int32)
 
 
 class Message(NamedTuple):
@@ -119,19 +73,29 @@ class Message(NamedTuple):
 
 def queued(
     program: PermuteProgram,
-    times: Times | None = None,
+    links: Links | None = None,
     is_ordered: bool = False,
-    most: int = QUEUES,
+    tried: Sequence[int] = QUEUES,
 ) -> QueuedProgram:
     """The instructions of all ranks.
 
     Args:
-        times: when messages are under way; a step takes one second when omitted.
+        links: what messages cross; a link for each pair of ranks when omitted.
         is_ordered: whether additions in a row happen in the order of the program's rounds.
-        most: queues.
+        tried: numbers of queues, of which the one counts that ends first; the first where there is
+            no telling.
     """
     messages = messages_of(program, is_ordered)
-    queue = assigned(messages, times or {}, most)
+    if links is None or not messages:
+        return _laid_out(program, messages, assigned(messages, links, tried[0]))
+    if len(messages) > _MANY:
+        tried = (tried[0], tried[-1])
+    found = (_laid_out(program, messages, assigned(messages, links, most)) for most in tried)
+    return min(found, key=lambda each: Replay(each, links).seconds())
+
+
+def _laid_out(program: PermuteProgram, messages: list[Message], queue: list[int]) -> QueuedProgram:
+    """The instructions for messages in queues."""
     inputs, outputs = program.input_rows(), program.output_rows()
     count = max(queue, default=0) + 1
     ranks = [_Rank(into, out, count) for into, out in zip(inputs, outputs, strict=True)]
@@ -142,17 +106,12 @@ def queued(
         for message, of in now:
             sender, receiver = ranks[message.src], ranks[message.dst]
             origins = [sender.place(row) for row in message.sent]
-            beside = [
-                add or row in receiver.leaving
-                for row, add in zip(message.got, message.adds, strict=True)
-            ]
-            targets = receiver.targets(message.got, beside, of)
+            targets = receiver.targets(message, of)
             sizes = _run_sizes(origins, targets)
-            sender.message(of, False, message.dst, _runs(origins, sizes))
-            receiver.message(of, True, message.src, _runs(targets, sizes))
-            receiver.later(of, message, targets, beside)
+            sender.together(of, False, message.dst, _runs(origins, sizes))
+            receiver.together(of, True, message.src, _runs(targets, sizes))
         for rank in ranks:
-            rank.apply()
+            rank.end_step()
     for rank in ranks:
         rank.end()
     done = [rank.instructions() for rank in ranks]
@@ -161,20 +120,6 @@ def queued(
         max(rank.rows for rank in ranks), max(events for _, events in done),
         tuple(found for found, _ in done),
     )  # fmt: skip
-
-
-def times_of(run: Timeline) -> Times:
-    """When messages leave and arrive in a simulated run."""
-    sent, last = run.schedule, run.hop_ptr[1:] - 1
-    begin = run.clock.seconds(run.hop_start[run.hop_ptr[:-1]])
-    end = run.clock.seconds(run.hop_start[last] + run.hop_delay[last])
-    at = sent.message_ptr[:-1]
-    keys = zip(sent.step[at].tolist(), sent.src[at].tolist(), sent.dst[at].tolist(), strict=True)
-    found: dict[tuple[int, int, int], tuple[float, float]] = {}
-    for key, b, e in zip(keys, begin.tolist(), end.tolist(), strict=True):
-        before = found.get(key, (b, e))
-        found[key] = min(b, before[0]), max(e, before[1])
-    return found
 
 
 def messages_of(program: PermuteProgram, by_round: bool = False) -> list[Message]:
@@ -197,23 +142,91 @@ def messages_of(program: PermuteProgram, by_round: bool = False) -> list[Message
     return list(found.values())
 
 
-def assigned(messages: list[Message], times: Times, most: int) -> list[int]:
-    """The queue of each message: one that is free at both ends when it leaves, the latest such.
+class Clock:
+    """The time of messages in queues.
 
-    Where none is, the one that is free first.
+    What a rank sends and receives in one step and queue is one group of NCCL: it begins when all of
+    it can, and what it brings can be used when all of it has ended. A queue's groups follow one
+    another, and the host hands a rank's groups out one by one. Links serve first come, first
+    served.
+
+    Attributes:
+        free: of a rank and queue, when its last group ends.
+        host: of a rank, when it has handed out its last group.
+        ready: of a rank and row, when what has arrived there can be used.
     """
-    free: defaultdict[int, list[float]] = defaultdict(lambda: [0.0] * most)
-    queues = []
-    for message in messages:
-        begin, end = times.get(message[:3], (message.step, message.step + 1))
-        ready = [max(a, b) for a, b in zip(free[message.src], free[message.dst], strict=True)]
-        if min(ready) <= begin:
-            queue = max((t, -i) for i, t in enumerate(ready) if t <= begin)[1] * -1
-        else:
-            queue = ready.index(min(ready))
-        queues.append(queue)
-        for rank in (message.src, message.dst):
-            free[rank][queue] = max(ready[queue], begin) + end - begin
+
+    def __init__(self, links: Links | None):
+        self._paths, self._row_seconds, self._alpha = links or ({}, (), ())
+        self._busy = [0.0] * len(self._row_seconds)
+        self.launch = LAUNCH if links else 0.0
+        self.free: defaultdict[tuple[int, int], float] = defaultdict(float)
+        self.host: defaultdict[int, float] = defaultdict(float)
+        self.ready: defaultdict[tuple[int, int], float] = defaultdict(float)
+
+    def can(self, message: Message) -> float:
+        """When all that a message carries is there."""
+        return max(self.ready[message.src, row] for row in message.sent)
+
+    def arrives(self, message: Message, start: float, goes: bool = True) -> float:
+        """When a message arrives that begins now, and, if it goes, keeps links busy."""
+        path, rows = self._paths.get((message.src, message.dst)), len(message.sent)
+        if path is None:
+            return start + rows
+        for link in path:
+            leaves = max(start, self._busy[link]) + rows * self._row_seconds[link]
+            start = leaves + self._alpha[link]
+            if goes:
+                self._busy[link] = leaves
+        return start
+
+    def end_step(self, ends: Mapping[tuple[int, int], float], step: list[tuple[Message, int]]):
+        """The groups of a step end."""
+        self.free.update(ends)
+        for message, queue in step:
+            for row in message.got:
+                key = message.dst, row
+                self.ready[key] = max(self.ready[key], ends[message.dst, queue])
+
+
+def assigned(messages: list[Message], links: Links | None, most: int) -> list[int]:
+    """The queue of each message: one in which it waits and lets others wait least.
+
+    This is list scheduling: the messages of a step in their order, each as early as it can be.
+    """
+    if most == 1:
+        return [0] * len(messages)
+    clock, queues = Clock(links), []
+    for _, group in itertools.groupby(messages, lambda message: message.step):
+        begins: dict[tuple[int, int], float] = {}
+        ends: dict[tuple[int, int], float] = {}
+        step = []
+        for message in group:
+            ranks, can = (message.src, message.dst), clock.can(message)
+            best: tuple[Any, ...] = ()
+            for queue in range(most):
+                keys = [(rank, queue) for rank in ranks]
+                start = max(can, *(
+                    begins.get(key, max(clock.free[key], clock.host[key[0]] + clock.launch))
+                    for key in keys
+                ))  # fmt: skip
+                until = clock.arrives(message, start, goes=False)
+                beside = [key for key in keys if key in begins]
+                harm = sum(start - begins[key] + abs(until - ends[key]) for key in beside)
+                # Of those alike one that has a group already, then the one used last.
+                idle = start - max(clock.free[key] for key in keys)
+                best = min(best or (until + harm, -len(beside), idle, queue, start),
+                           (until + harm, -len(beside), idle, queue, start))  # fmt: skip
+            *_, queue, start = best
+            until = clock.arrives(message, start)
+            step.append((message, queue))
+            for key in ((rank, queue) for rank in ranks):
+                if key not in begins:
+                    clock.host[key[0]] += clock.launch
+                begins[key] = max(begins.get(key, start), start)
+                ends[key] = max(ends.get(key, until), until)
+        clock.end_step(ends, step)
+        queues += [queue for _, queue in step]
     used = {queue: i for i, queue in enumerate(dict.fromkeys(queues))}
     return [used[queue] for queue in queues]
 
@@ -221,7 +234,7 @@ def assigned(messages: list[Message], times: Times, most: int) -> list[int]:
 def _run_sizes(origins: list[Place], targets: list[Place]) -> list[int]:
     """How many rows each run has: those that follow one another in memory at both ends."""
     sizes: list[int] = []
-    for i, (a, b) in enumerate(zip(origins, targets, strict=True)):
+    for i in range(len(origins)):
         follows = i and all(
             places[i] == (places[i - 1][0], places[i - 1][1] + 1) for places in (origins, targets)
         )
@@ -279,6 +292,10 @@ class _Rank:
         # Rows of the workspace beside, by queue: taken again in the same queue they cost no wait.
         self._beside: list[list[int]] = [[] for _ in range(queues)]
         self._waiting: list[tuple[int, int, Place, bool]] = []
+        # Of this step, by queue: runs of rows, and the places that are read and written.
+        self._groups: defaultdict[int, tuple[list[tuple[int, ...]], list[Place], list[Place]]] = (
+            defaultdict(lambda: ([], [], []))
+        )
 
     def place(self, row: int) -> Place:
         """Where a row is now; its place in the result or the workspace if it is nowhere yet."""
@@ -290,51 +307,51 @@ class _Rank:
             self.rows += 1
         return self._home[row]
 
-    def targets(self, rows: list[int], beside: list[bool], queue: int) -> list[Place]:
-        """Where rows arrive, those beside in a run of the workspace.
+    def targets(self, message: Message, queue: int) -> list[Place]:
+        """Where the rows of a message arrive: in their places, or beside in the workspace.
 
         What is added to a row that holds nothing arrives as if it replaced it.
         """
         spare = self._beside[queue]
         found = []
-        for row, is_beside in zip(rows, beside, strict=True):
-            if not is_beside or row not in self._now:
+        for row, add in zip(message.got, message.adds, strict=True):
+            if row not in self._now or not (add or row in self.leaving):
                 found.append(self._at_home(row))
+                self._now[row] = found[-1]
                 continue
             if not spare:
                 spare.append(self.rows)
                 self.rows += 1
             found.append((WORK, heapq.heappop(spare)))
+            self._waiting.append((queue, row, found[-1], add))
         return found
 
-    def message(self, queue: int, arrives: bool, other: int, runs: list[tuple[Place, int]]) -> None:
-        """Send or receive runs of rows."""
-        places = [(where, row + i) for (where, row), size in runs for i in range(size)]
-        numbers = [int(arrives), other, len(runs)]
-        numbers += itertools.chain(*((where, row, size) for (where, row), size in runs))
-        reads, writes = ([], places) if arrives else (places, [])
-        self._emit(Instruction(MESSAGE, queue, tuple(numbers)), reads, writes)
-
-    def later(
-        self, queue: int, message: Message, targets: list[Place], beside: list[bool]
+    def together(
+        self, queue: int, arrives: bool, other: int, runs: list[tuple[Place, int]]
     ) -> None:
-        """Remember what becomes of rows that have arrived when the step's have left."""
-        each = zip(message.got, targets, message.adds, beside, strict=True)
-        for row, target, add, is_beside in each:
-            if is_beside and target != self._home.get(row):
-                self._waiting.append((queue, row, target, add and row in self._now))
-            else:
-                self._now[row] = target
+        """Send or receive runs of rows with all else of this step and queue."""
+        numbers, reads, writes = self._groups[queue]
+        for (where, row), size in runs:
+            numbers.append((int(arrives), other, where, row, size))
+            (writes if arrives else reads).extend((where, row + i) for i in range(size))
 
-    def apply(self) -> None:
-        """Put rows that arrived beside in their places."""
+    def end_step(self) -> None:
+        """Emit the step's groups, then put rows that arrived beside in their places."""
+        for queue in sorted(self._groups):
+            transfers, reads, writes = self._groups[queue]
+            numbers = (len(transfers), *itertools.chain(*transfers))
+            self._emit(Instruction(MESSAGES, queue, numbers), reads, writes)
+        self._groups.clear()
+        self._apply()
+
+    def _apply(self) -> None:
         for queue, runs in itertools.groupby(self._waiting, lambda each: each[0]):
             for run in self._together(list(runs)):
                 _, row, target, add = run[0]
-                home, was, size = self._at_home(row), self._now.get(row), len(run)
+                home, was, size = self._at_home(row), self._now[row], len(run)
                 beside = [(where, at + i) for where, at in [target] for i in range(size)]
                 into = [(home[0], home[1] + i) for i in range(size)]
-                if add and was is not None:
+                if add:
                     read = [(was[0], was[1] + i) for i in range(size)]
                     numbers = (*home, *was, *target, size)
                     self._emit(Instruction(COMBINE, queue, numbers), [*read, *beside], into)
@@ -359,7 +376,7 @@ class _Rank:
                     (place(before), place(each))
                     for place in (
                         lambda x: self._at_home(x[1]),
-                        lambda x: self._now.get(x[1], (INPUT, -1)),
+                        lambda x: self._now[x[1]],
                         lambda x: x[2],
                     )
                 ]
@@ -417,8 +434,8 @@ class _Rank:
         needed = self._needed()
         # An event can be recorded again when all that wait for it have been handed out.
         last: dict[_Use, int] = {}
-        for i, each in enumerate(self._emitted):
-            last.update(dict.fromkeys(needed[i], i))
+        for i, uses in enumerate(needed):
+            last.update(dict.fromkeys(uses, i))
         ends: defaultdict[int, list[_Use]] = defaultdict(list)
         for use, i in last.items():
             ends[i].append(use)

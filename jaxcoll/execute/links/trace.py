@@ -20,7 +20,6 @@ import numpy as np
 from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.links import recorder
-from jaxcoll.execute.links.queues import Times, times_of
 from jaxcoll.execute.links.recorder import ARRIVES, COLUMNS, LEAVES, PLAYS
 from jaxcoll.io.files import checked_path, write_bytes
 from jaxcoll.schedule import Schedule
@@ -31,6 +30,9 @@ _KEY = "jaxcoll/trace/{}/{}/{}"
 _PART = 1 << 20  # characters of a value that the service of processes takes
 _SECONDS = 60.0
 _MOST_PROGRAMS = 256
+
+Times = dict[tuple[int, int, int], tuple[float, float]]  # by step, sender and receiver
+
 
 class _Programs(collections.OrderedDict[int, tuple[Schedule, float]]):
     """Schedules that were made into calls, with the bytes of a rank's buffer, by program number."""
@@ -170,5 +172,15 @@ def _simulated(schedule: Schedule, nbytes: float) -> Times:
     machine = costs_of("links")
     if not schedule.num_sends or machine is None:
         return {}
-    # Along the routes of the network between the processes.
-    return times_of(simulate(schedule, nbytes, execution=machine))
+    run = simulate(schedule, nbytes, execution=machine)
+    sent = run.schedule  # along the routes of the network between the processes
+    last = run.hop_ptr[1:] - 1
+    begin = run.clock.seconds(run.hop_start[run.hop_ptr[:-1]])
+    end = run.clock.seconds(run.hop_start[last] + run.hop_delay[last])
+    at = sent.message_ptr[:-1]
+    keys = zip(sent.step[at].tolist(), sent.src[at].tolist(), sent.dst[at].tolist(), strict=True)
+    found: Times = {}
+    for key, b, e in zip(keys, begin.tolist(), end.tolist(), strict=True):
+        before = found.get(key, (b, e))
+        found[key] = min(b, before[0]), max(e, before[1])
+    return found

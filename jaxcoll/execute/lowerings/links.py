@@ -23,11 +23,11 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.links import engine
+from jaxcoll.execute.links.instructions import links_of
 from jaxcoll.execute.links.program import ADDED, COMPLEX, tables
-from jaxcoll.execute.links.queues import queued, times_of
+from jaxcoll.execute.links.queues import queued
 from jaxcoll.execute.links.trace import PROGRAMS
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
-from jaxcoll.simulation import simulate
 
 _OPS = {lax.add: 0, fixed_order.add: 0, lax.max: 1, lax.min: 2}
 _PARTS_OF_BYTES = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
@@ -104,8 +104,8 @@ def _on_gpus(
     program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
 ) -> jax.Array:
     schedule = setting.schedule
-    times = times_of(simulate(schedule, nbytes)) if schedule and schedule.num_sends else None
-    queues = queued(program, times, setting.op is fixed_order.add)
+    links = None if schedule is None else links_of(schedule, nbytes)
+    queues = queued(program, links, setting.op is fixed_order.add)
     work = jax.ShapeDtypeStruct((queues.work * setting.width, *x.shape[1:]), x.dtype)
     played, _ = jax.ffi.ffi_call(engine.GPU_TARGET, (result, work))(
         x,

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.execute.links.queues import (
+from jaxcoll.execute.links.instructions import (
     COMBINE,
     COPY,
-    MESSAGE,
-    RECORD,
-    WAIT,
+    MESSAGES,
     ZERO,
     Instruction,
     QueuedProgram,
+    streams_of,
+    transfers,
 )
 
 NONSENSE = -(10**9)
@@ -32,28 +31,9 @@ class Stuck(Exception):
     """Streams that wait for each other for ever."""
 
 
-class Work(NamedTuple):
-    """Work of a stream, and what it waits for: how much of other streams must be done."""
-
-    instruction: Instruction
-    after: tuple[tuple[int, int], ...]
-
-
-def streams_of(instructions: tuple[Instruction, ...], queues: int) -> list[list[Work]]:
-    """What the host hands to each stream."""
-    streams: list[list[Work]] = [[] for _ in range(queues + 1)]
-    waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    recorded: dict[int, list[tuple[int, int]]] = {}
-    for each in instructions:
-        queue = each.queue
-        if each.code == RECORD:
-            # Of an event that follows only waits, those are what it stands for.
-            recorded[each.numbers[0]] = [(queue, len(streams[queue])), *waits[queue]]
-        elif each.code == WAIT:
-            waits[queue] += recorded[each.numbers[0]]
-        else:
-            streams[queue].append(Work(each, tuple(waits.pop(queue, ()))))
-    return streams
+def others(each: Instruction, arrives: bool) -> list[int]:
+    """The ranks that a group sends to, or receives from."""
+    return list(dict.fromkeys(said[1] for said in transfers(each) if said[0] == arrives))
 
 
 class Gpus:
@@ -83,9 +63,11 @@ class Gpus:
         ready = all(self.done[rank][q] >= count for q, count in work.after)
         return work.instruction if ready else None
 
-    def runs(self, rank: int, instruction: Instruction) -> list[np.ndarray]:
-        numbers = instruction.numbers[3:]
-        return [self.at(rank, *numbers[i : i + 3]) for i in range(0, len(numbers), 3)]
+    def runs(self, rank: int, each: Instruction, arrives: bool, other: int) -> list[np.ndarray]:
+        """Rows that a group sends to another rank, or receives from it."""
+        return [
+            self.at(rank, *said[2:]) for said in transfers(each) if said[:2] == (arrives, other)
+        ]
 
     def alone(self, rank: int, each: Instruction) -> None:
         """Work of one rank."""
@@ -109,63 +91,95 @@ class Gpus:
         )
 
 
-class AnyOrder:
-    """A run in which chance says what comes next.
+class Groups:
+    """Groups of sends and receives under way.
 
     Attributes:
         left: rows that have left before they were received, by sender, receiver and queue.
         flying: sender, receiver and queue of messages that have begun.
+        open: of a rank and queue, what of its present group has not ended.
     """
 
-    def __init__(self, gpus: Gpus, dice: random.Random):
-        self.gpus, self.dice = gpus, dice
+    def __init__(self, gpus: Gpus):
+        self.gpus = gpus
         self.left: defaultdict[tuple[int, int, int], list[list[np.ndarray]]] = defaultdict(list)
         self.flying: list[tuple[int, int, int]] = []
-        self.early = dice.choice((0.0, 0.1, 1.0))
+        self.open: dict[tuple[int, int], set[tuple[bool, int]]] = {}
 
-    def goes_on(self, rank: int, queue: int) -> bool:
-        """Whether a stream could do something; done if so."""
+    def group(self, rank: int, queue: int) -> Instruction | None:
+        """The group that a stream is at, begun if it can be."""
         each = self.gpus.head(rank, queue)
-        if each is None or any((rank, queue) in ((u, q), (v, q)) for u, v, q in self.flying):
-            return False
-        if each.code != MESSAGE:
-            self.gpus.alone(rank, each)
+        if each is None or each.code != MESSAGES:
+            return None
+        if (rank, queue) not in self.open:
+            parts = {(arrives, o) for arrives in (False, True) for o in others(each, arrives)}
+            self.open[rank, queue] = parts
+        return each
+
+    def meets(self, u: int, v: int, queue: int) -> bool:
+        """Whether both ends of a message are at it."""
+        both = self.group(u, queue) is not None and self.group(v, queue) is not None
+        return both and (True, u) in self.open[v, queue] and (u, v, queue) not in self.flying
+
+    def rows(self, u: int, v: int, queue: int, arrives: bool) -> list[np.ndarray]:
+        rank, other = (v, u) if arrives else (u, v)
+        each = self.group(rank, queue)
+        assert each is not None
+        return self.gpus.runs(rank, each, arrives, other)
+
+    def over(self, rank: int, queue: int, arrives: bool, other: int) -> None:
+        """A rank's part of a message has ended, and with the last the group."""
+        parts = self.open[rank, queue]
+        parts.remove((arrives, other))
+        if not parts:
+            del self.open[rank, queue]
             self.gpus.done[rank][queue] += 1
-            return True
-        arrives, other = each.numbers[:2]
-        if arrives:
-            waiting = self.left[other, rank, queue]
-            if waiting:
-                self.land(other, rank, queue, waiting.pop(0))
-                return True
-            return False
-        theirs = self.gpus.head(other, queue)
-        is_met = theirs is not None and theirs.code == MESSAGE and theirs.numbers[:2] == (1, rank)
-        if self.dice.random() < self.early:
-            rows = [rows.copy() for rows in self.gpus.runs(rank, each)]
-            self.left[rank, other, queue].append(rows)
-            self.gpus.done[rank][queue] += 1
-            return True
-        if is_met and theirs is not None and not self.left[rank, other, queue]:
-            for into in self.gpus.runs(other, theirs):
-                into[:] = NONSENSE
-            self.flying.append((rank, other, queue))
-            return True
-        return False
 
     def land(self, u: int, v: int, queue: int, sent: list[np.ndarray]) -> None:
         """What a rank sent is there."""
-        into = self.gpus.runs(v, self.gpus.streams[v][queue][self.gpus.done[v][queue]].instruction)
-        for a, b in zip(sent, into, strict=True):
+        for a, b in zip(sent, self.rows(u, v, queue, True), strict=True):
             b[:] = a
-        self.gpus.done[v][queue] += 1
+        self.over(v, queue, True, u)
 
     def end(self, u: int, v: int, queue: int) -> None:
         """A message ends that has begun: what it sends is read as late as can be."""
-        sending = self.gpus.streams[u][queue][self.gpus.done[u][queue]].instruction
-        self.land(u, v, queue, self.gpus.runs(u, sending))
-        self.gpus.done[u][queue] += 1
         self.flying.remove((u, v, queue))
+        self.land(u, v, queue, self.rows(u, v, queue, False))
+        self.over(u, queue, False, v)
+
+
+def goes_on(groups: Groups, dice: random.Random, early: float, rank: int, queue: int) -> bool:
+    """Whether a stream could do something; done if so."""
+    gpus = groups.gpus
+    each = gpus.head(rank, queue)
+    if each is None:
+        return False
+    if each.code != MESSAGES:
+        gpus.alone(rank, each)
+        gpus.done[rank][queue] += 1
+        return True
+    groups.group(rank, queue)
+    parts = sorted(groups.open[rank, queue])
+    for arrives, other in dice.sample(parts, len(parts)):
+        if arrives:
+            waiting = groups.left[other, rank, queue]
+            if waiting:
+                groups.land(other, rank, queue, waiting.pop(0))
+                return True
+            continue
+        if (rank, other, queue) in groups.flying:
+            continue
+        if dice.random() < early:
+            rows = [rows.copy() for rows in groups.rows(rank, other, queue, False)]
+            groups.left[rank, other, queue].append(rows)
+            groups.over(rank, queue, False, other)
+            return True
+        if groups.meets(rank, other, queue) and not groups.left[rank, other, queue]:
+            for into in groups.rows(rank, other, queue, True):
+                into[:] = NONSENSE
+            groups.flying.append((rank, other, queue))
+            return True
+    return False
 
 
 def in_any_order(program: QueuedProgram, x: np.ndarray, dice: random.Random) -> np.ndarray:
@@ -175,19 +189,20 @@ def in_any_order(program: QueuedProgram, x: np.ndarray, dice: random.Random) -> 
         Stuck: nothing can come next.
     """
     gpus = Gpus(program, x)
-    run = AnyOrder(gpus, dice)
+    groups = Groups(gpus)
     streams = [(rank, queue) for rank in range(len(x)) for queue in range(program.queues + 1)]
     lazy, slow = dice.choice((0.05, 0.5, 0.95)), dice.choice(streams)
+    early = dice.choice((0.0, 0.1, 1.0))
     while not gpus.is_over():
-        if run.flying and dice.random() > lazy:
-            run.end(*dice.choice(run.flying))
+        if groups.flying and dice.random() > lazy:
+            groups.end(*dice.choice(groups.flying))
             continue
         dice.shuffle(streams)
         order = sorted(streams, key=lambda each: each == slow)
-        if any(run.goes_on(*each) for each in order):
+        if any(goes_on(groups, dice, early, *each) for each in order):
             continue
-        if run.flying:
-            run.end(*dice.choice(run.flying))
-        elif run.early == 0:
+        if groups.flying:
+            groups.end(*dice.choice(groups.flying))
+        elif early == 0:
             raise Stuck(str([gpus.head(*each) for each in streams]))
     return np.stack([memory[1] for memory in gpus.memory])

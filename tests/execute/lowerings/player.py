@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import shlex
+import subprocess
+from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +16,20 @@ from jaxcoll.execute.links import build, engine
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from tests.strategies import schedules
 
+DRIVER = Path(__file__).with_name("player_driver.cc")
 WIDTH = 3  # numbers in a row
+
+
+def compiled(folder: Path, *options: str, driver: Path = DRIVER) -> Path:
+    """A program that plays without XLA."""
+    program = folder / "driver"
+    command = [
+        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-g", "-pthread", *options,
+        "-isystem", str(build.headers()), "-I", str(Path(build.__file__).parent),
+        str(driver), "-o", str(program), "-ldl",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return program
 
 
 @functools.cache

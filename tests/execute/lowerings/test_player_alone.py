@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxcoll.execute.links import build
 from jaxcoll.execute.links.program import tables
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
-from tests.execute.lowerings.player import WIDTH, drawn, is_compiled, played
+from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
-
-DRIVER = Path(__file__).with_name("player_driver.cc")
-
-
-def compiled(folder: Path, *options: str) -> Path:
-    program = folder / "driver"
-    command = [
-        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-g", "-pthread", *options,
-        "-isystem", str(build.headers()), "-I", str(Path(build.__file__).parent),
-        str(DRIVER), "-o", str(program),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return program
 
 
 def written(programs: list[PermuteProgram], path: Path) -> None:

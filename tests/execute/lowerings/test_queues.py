@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import jaxcoll as jc
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.links import instructions
+from jaxcoll.execute.links.instructions import (
+    COMBINE,
+    COPY,
+    MESSAGES,
+    RECORD,
+    ZERO,
+    Instruction,
+    QueuedProgram,
+    Replay,
+    links_of,
+)
 from jaxcoll.execute.links.queues import queued
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, permute_program
 from tests.execute.lowerings import nccl
-from tests.execute.lowerings.player import WIDTH, drawn, played
+from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played
 
 
 def named() -> list[PermuteProgram]:
@@ -19,7 +34,6 @@ def named() -> list[PermuteProgram]:
     networks = {
         "torus": jc.topologies.torus(2, 4),
         "hosts": jc.topologies.nvswitch_hosts((2, 4), inside=300e9, network=50e9),
-        "cube": jc.topologies.hypercube(3),
     }
     makers = ("rhd", "ring", "tacos", "bfb", "direct", "multitree")
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -73,7 +87,9 @@ def check(programs: list[PermuteProgram]) -> None:
         x = np.random.default_rng(k).integers(
             -1000, 1000, (program.num_ranks, program.input_rows().shape[1], WIDTH)
         )
-        queues = queued(program, is_ordered=dice.random() < 0.3, most=dice.choice((1, 2, 6)))
+        queues = queued(
+            program, is_ordered=dice.random() < 0.3, tried=dice.choice(((1,), (2,), (6,)))
+        )
         got = nccl.in_any_order(queues, x, dice)
         np.testing.assert_array_equal(got, played(program, x))
 
@@ -84,7 +100,7 @@ def test_programs_of_any_schedule():
 
 def test_programs_of_synthesizers():
     programs = named()
-    assert len(programs) > 40
+    assert len(programs) > 30
     check(programs)
 
 
@@ -96,3 +112,65 @@ def test_programs_that_are_no_collectives():
 def test_many_programs_of_any_schedule():
     check(drawn(2000))
     check([wild(random.Random(k)) for k in range(10_000, 20_000)])
+
+
+def reached(network, kind: str, maker: str) -> float:
+    """The time in queues over that of links which each work by themselves."""
+    schedule = jc.synthesize(network, kind, maker)
+    links = links_of(schedule, 64e6)
+    seconds = Replay(queued(permute_program(schedule), links), links).seconds()
+    assert seconds >= float(jc.bound(network, schedule.collective, 64e6).time)
+    return seconds / float(jc.simulate(schedule, 64e6).time)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_queues_reach_the_time_of_links(kind):
+    torus, hosts = jc.topologies.torus(4, 4), jc.topologies.dgx_h100(2)
+    rails = jc.topologies.multi_rail(2, 4)
+    # Between hosts some messages of a step take longer than others.
+    cases = [(torus, "ring", 1.01), (torus, "tacos", 1.01), (torus, "auto", 1.05)]
+    for network, maker, most in [*cases, (rails, "ring", 1.02), (hosts, "tacos", 1.25)]:
+        assert reached(network, kind, maker) < most, (network, maker)
+
+
+def asked(program: QueuedProgram) -> list[str]:
+    """What a program asks of NCCL and CUDA, where rows have 12 bytes, three numbers."""
+    lines = []
+    for rank, mine in enumerate(program.instructions):
+        lines.append(f"rank {rank}")
+        for code, queue, numbers in mine:
+            if code == MESSAGES:
+                of = nccl.transfers(Instruction(code, queue, numbers))
+                sent = [
+                    f"{'recv' if arrives else 'send'} {queue} {queue} {other} {where} {row} "
+                    f"{12 * rows} 0"
+                    for arrives, other, where, row, rows in of
+                ]
+                lines += sent if len(of) == 1 else ["begin", *sent, "end"]
+                continue
+            scale = {COMBINE: 3, COPY: 12, ZERO: 12}.get(code, 1)
+            name = {COMBINE: "combine", COPY: "copy", ZERO: "set", RECORD: "record"}.get(
+                code, "wait"
+            )
+            *places, last = numbers
+            said = [*places, *([0] if code == ZERO else []), scale * last]
+            lines.append(" ".join(map(str, (name, queue, *said))))
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
+def test_the_player_asks_for_what_the_program_says(tmp_path):
+    driver = compiled(tmp_path, "-O0", driver=Path(__file__).with_name("gpu_player_driver.cc"))
+    for program in [*named()[::7], *(wild(random.Random(k)) for k in range(20))]:
+        queues = queued(program, tried=(3,))
+        file = tmp_path / "program"
+        file.write_bytes(queues.numbers.tobytes())
+        printed = subprocess.run([driver, file], capture_output=True, text=True, check=True)
+        assert printed.stdout.splitlines() == asked(queues)
+
+
+def test_a_program_that_is_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(instructions, "_MOST_NUMBERS", 100)
+    with pytest.raises(CollectiveError, match="numbers as a program for GPUs, at most 100 fit"):
+        _ = queued(wild(random.Random(0))).numbers

@@ -1,0 +1,133 @@
+"""Schedules played over links of NVIDIA GPUs, beside `jax.lax`: times, and whether values agree.
+
+``links --gpu`` takes all GPUs of this machine; the table that it prints is one to report. With
+``--share N``, N processes share one GPU, and NCCL takes them for hosts whose network is the
+loopback: what runs is what several GPUs run, what it takes says nothing of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcoll as jc
+from experiments.study import CheckError
+from experiments.timing import compare, report
+
+SIZES = (2**16, 2**20, 2**24, 2**26)  # bytes of the larger of a rank's input and output
+MAKERS = ("ring", "tacos", "auto")
+CALLS = 9
+AXIS = "rank"
+_RANK = "JAXCOLL_LINKS_RANK"
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Prints and writes a row for every collective, size and schedule."""
+    parser = argparse.ArgumentParser(prog="links")
+    parser.add_argument("--gpu", action="store_true", required=True)
+    parser.add_argument("--share", type=int, metavar="N", help="processes on one GPU")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    options = parser.parse_args(argv)
+    if options.share and _RANK not in os.environ:
+        return _shared(options.share, argv)
+    if _RANK in os.environ:
+        rank, port = os.environ[_RANK].split()
+        address = f"127.0.0.1:{port}"
+        jax.distributed.initialize(address, options.share, int(rank), local_device_ids=[0])
+    if jax.default_backend() != "gpu" or len(jax.devices()) < 2:
+        raise CheckError(
+            f"{len(jax.devices())} device(s) of {jax.default_backend()!r}; take two GPUs, or one "
+            "that processes share (--share 4)"
+        )
+    rows = measured(Mesh(np.array(jax.devices()), (AXIS,)), options.sizes)
+    if jax.process_index() == 0:
+        report("links", rows)
+    else:
+        list(rows)
+    return None
+
+
+def _shared(count: int, argv: Sequence[str]) -> int:
+    """The exit status of processes that share a GPU, each a host by its name."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "experiments.benchmarks", "links", *argv],
+            env={
+                **os.environ, _RANK: f"{rank} {port}", "NCCL_HOSTID": f"host{rank}",
+                "NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.8 / count:.2f}",
+            },
+            stderr=None if rank == 0 else subprocess.DEVNULL,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    return max(process.wait() for process in started)
+
+
+def measured(mesh: Mesh, sizes: Sequence[int]) -> Iterator[Row]:
+    """The rows, as they are made."""
+    network = jc.Topology.from_devices(mesh.devices)
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for nbytes in sizes:
+            for maker in MAKERS:
+                try:
+                    schedule = jc.synthesize(network, kind, maker)
+                except jc.JaxcollError:
+                    continue
+                yield _row(mesh, schedule, maker, nbytes)
+
+
+def _row(mesh: Mesh, schedule: jc.Schedule, maker: str, nbytes: int) -> Row:
+    kind, n = schedule.collective.kind, mesh.size
+    ours, theirs = (
+        jax.jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec(AXIS),
+                              out_specs=PartitionSpec(AXIS), check_vma=False))
+        for f in calls(kind, schedule)
+    )  # fmt: skip
+    count = nbytes // 4 // (n if kind == "all_gather" else 1) // n * n
+    # Whole numbers: in whatever order they are added the sum is the same.
+    x = jax.make_array_from_callback(
+        (n * count,), NamedSharding(mesh, PartitionSpec(AXIS)),
+        lambda index: np.random.default_rng(index[0].start or 0).integers(
+            0, 100, count).astype(np.float32),
+    )  # fmt: skip
+    taken = compare({"lax": lambda: theirs(x), "links": lambda: ours(x)}, CALLS)
+    same = all(
+        np.array_equal(a.data, b.data)
+        for a, b in zip(ours(x).addressable_shards, theirs(x).addressable_shards, strict=True)
+    )
+    return {
+        "collective": kind, "bytes": nbytes, "schedule": maker, "steps": schedule.num_steps,
+        "jax.lax": taken["lax"], "links": taken["links"],
+        "ratio": taken["links"].median / taken["lax"].median, "equal": same,
+    }  # fmt: skip
+
+
+def calls(kind: str, schedule: jc.Schedule) -> tuple[Callable, Callable]:
+    """A collective over links, and that of `jax.lax`."""
+    by: dict[str, Any] = {"schedule": schedule, "lowering": "links"}
+    if kind == "all_reduce":
+        return lambda v: jc.psum(v, AXIS, **by), lambda v: jax.lax.psum(v, AXIS)
+    if kind == "all_to_all":
+        return (
+            lambda v: jc.all_to_all(v, AXIS, 0, 0, tiled=True, **by),
+            lambda v: jax.lax.all_to_all(v, AXIS, 0, 0, tiled=True),
+        )
+    name = {"all_gather": "all_gather", "reduce_scatter": "psum_scatter"}[kind]
+    return (
+        lambda v: getattr(jc, name)(v, AXIS, tiled=True, **by),
+        lambda v: getattr(jax.lax, name)(v, AXIS, tiled=True),
+    )
