@@ -21,14 +21,15 @@ from tests.strategies import schedules
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
 
 DRIVER = Path(__file__).with_name("player_driver.cc")
+WITHOUT_XLA = Path(__file__).with_name("without_xla")
 WIDTH = 3  # numbers in a row
 
 
 def compiled(folder: Path, *options: str) -> Path:
     program = folder / "driver"
     command = [
-        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-g", "-pthread", *options,
-        "-isystem", str(build.headers()), "-I", str(Path(build.__file__).parent),
+        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-pthread", *options,
+        "-isystem", str(WITHOUT_XLA), "-I", str(Path(build.__file__).parent),
         str(DRIVER), "-o", str(program),
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, text=True)
@@ -101,4 +102,4 @@ def test_programs_of_any_schedule(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_under_a_sanitizer(sanitizer, tmp_path):
-    check(tmp_path, 5000, "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    check(tmp_path, 5000, "-g", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
