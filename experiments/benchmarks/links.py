@@ -2,7 +2,7 @@
 
 ``links --gpu`` takes all GPUs of this machine; the table that it prints is one to report. With
 ``--share N``, N processes share one GPU, and NCCL takes them for hosts whose network is the
-loopback: what runs is what several GPUs run, what it takes says nothing of them.
+loopback: the programs are those of several GPUs, their times are not.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _shared(count: int, argv: Sequence[str]) -> int:
 
 def measured(mesh: Mesh, sizes: Sequence[int]) -> Iterator[Row]:
     """The rows, as they are made."""
-    network = jc.Topology.from_devices(mesh.devices)
+    network = jc.Topology.from_devices(list(mesh.devices.flat))
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for nbytes in sizes:
             for maker in MAKERS:
@@ -101,7 +101,7 @@ def _row(mesh: Mesh, schedule: jc.Schedule, maker: str, nbytes: int) -> Row:
     # Whole numbers: in whatever order they are added the sum is the same.
     x = jax.make_array_from_callback(
         (n * count,), NamedSharding(mesh, PartitionSpec(AXIS)),
-        lambda index: np.random.default_rng(index[0].start or 0).integers(
+        lambda index: np.random.default_rng((index or (slice(0),))[0].start or 0).integers(
             0, 100, count).astype(np.float32),
     )  # fmt: skip
     taken = compare({"lax": lambda: theirs(x), "links": lambda: ours(x)}, CALLS)

@@ -108,12 +108,17 @@ def _step_row(model: Model, plan: Plan, mesh: Mesh, rounds: int) -> Iterator[Row
     jitted: dict[str, tuple[Any, Any]] = {"planned": (planned.jit(), planned.in_shardings)}
     for name, sharded in {"DDP": _replicated, "FSDP": _along_all}.items():
         jitted[name] = _jitted(model, mesh, sharded)
-    trained = {name: _training(model, *each) for name, each in jitted.items()}
+    compiled = {
+        name: step.lower(*model.abstract_args).compile() for name, (step, _) in jitted.items()
+    }
+    trained = {
+        name: _training(model, compiled[name], shardings) for name, (_, shardings) in jitted.items()
+    }
     losses = {name: [float(call()) for _ in range(FIRST_STEPS)] for name, call in trained.items()}
     for name, found in losses.items():
         np.testing.assert_allclose(found, losses["planned"], rtol=1e-3, err_msg=name)
     times = dict(zip(trained, _medians([*trained.values()], rounds), strict=True))
-    memory = {name: _memory(model, step) for name, (step, _) in jitted.items()}
+    memory = {name: _memory(program) for name, program in compiled.items()}
     today = min(times["DDP"], times["FSDP"])
     yield {
         "plan": parallelism_name(plan.problem, plan.decisions, plan.cost),
@@ -158,9 +163,9 @@ def _along_all(x: Any, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * dim, mesh.axis_names))
 
 
-def _memory(model: Model, step: Jitted) -> int:
-    """Bytes of a device that the compiled step takes, its arguments included."""
-    found = step.lower(*model.abstract_args).compile().memory_analysis()
+def _memory(step: jax.stages.Compiled) -> int:
+    """Bytes of a device that a step takes, its arguments included."""
+    found: Any = step.memory_analysis()
     results = found.output_size_in_bytes - found.alias_size_in_bytes
     return found.argument_size_in_bytes + found.temp_size_in_bytes + results
 

@@ -159,5 +159,5 @@ def test_transports_of_tpus():
 def test_a_schedule_over_links_is_one_call(name):
     for row in compiled(name, "rule", "links"):
         assert (row["calls"], row["permutes"], row["native"]) == (1, 0, {})
-        # A rank's part of 12 MiB: what is added arrives beside, in an eighth of it at most a queue.
+        # Of 12 MiB each: addends arrive beside, at most a few eighths.
         assert row["temp_bytes"] < 40 * 2**20

@@ -170,19 +170,24 @@ def test_importing_it_loads_no_other_package():
         "import sys; before = set(sys.modules); import jaxcoll; "
         "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before})); "
         "import scipy.sparse; before = set(sys.modules); jaxcoll.synthesize; "
-        "print(sorted(set(sys.modules) - before))"
+        "print(sorted(set(sys.modules) - before)); "
+        "jaxcoll.psum; print(sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     heavy = ("jax", "numba", "scipy", "networkx", "highspy", "numpy")
-    alone, with_synthesizers = done.stdout.splitlines()
+    alone, with_synthesizers, with_execution = done.stdout.splitlines()
     assert not [name for name in heavy if f"'{name}'" in alone]
     # What synthesizers seldom use of SciPy takes as long to import as all of them. (SciPy 1.14
     # imports some of it with ``scipy.sparse``.)
     assert "'jaxcoll.synth'" in with_synthesizers
     seldom = ("scipy.optimize", "scipy.sparse.csgraph", "scipy.sparse.linalg", "scipy.linalg")
     assert not [name for name in seldom if f"'{name}'" in with_synthesizers]
+    # What only ``probe`` uses takes nearly as long as JAX.
+    assert "'jaxcoll.execute.links.probe'" in with_execution
+    seldom = ("networkx", "scipy.cluster", "scipy.spatial")
+    assert not [name for name in seldom if f"'{name}'" in with_execution]
 
 
 def test_every_public_name_is_loaded_from_where_it_is():

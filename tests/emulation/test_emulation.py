@@ -24,6 +24,7 @@ from jaxcoll import emulation, topologies
 from jaxcoll.emulation import Emulation, cluster, emulate
 from jaxcoll.errors import JaxcollError, TopologyError
 from tests import strategies
+from tests.execute.meshes.xla_flags import cpu_devices
 from tests.test_docs import blocks_of
 
 TWO_SPEEDS = jc.Topology(
@@ -196,7 +197,7 @@ print(json.dumps([jax.process_index(), jax.process_count(), equal]))
     )
     command = [sys.executable, str(program)]
     network = topologies.ring(4, bandwidth=1e6)
-    assert emulate(network, command, environment={"XLA_FLAGS": ""}) == 0
+    assert emulate(network, command, environment={"XLA_FLAGS": cpu_devices(1)}) == 0
     printed = capfd.readouterr().out
     found = sorted(
         json.loads(row) for row in re.findall(r"^\[\d\] (\[\d, \d, \w+\])$", printed, re.M)
@@ -212,7 +213,7 @@ def test_the_page_runs_as_printed(tmp_path, capfd):
     program.write_text(code.replace("<< 18", "<< 10"))
     command = [sys.executable, str(program)]
     network = topologies.ring(3, bandwidth=1e6)
-    assert emulate(network, command, environment={"XLA_FLAGS": ""}) == 0
+    assert emulate(network, command, environment={"XLA_FLAGS": cpu_devices(1)}) == 0
     printed = capfd.readouterr().out
     line = r"^\[0\] lax [\d.]+ s, default [\d.]+ s, predicted [\d.]+ s, runs \S+"
     assert len(re.findall(line, printed, re.M)) == 1
@@ -254,7 +255,7 @@ print("found", costs.order, costs.half_duplex, costs.shared, costs.source)
 @needs_namespaces
 def test_processes_find_the_order_of_their_permutes_on_cables(capfd):
     ring = topologies.ring(3, bandwidth=50e6 / 8, alpha=0)
-    environment = {"XLA_FLAGS": ""}  # a device each
+    environment = {"XLA_FLAGS": cpu_devices(1)}
     command = [sys.executable, "-c", _MEASURES]
     assert emulate(ring, command, environment=environment) == 0
     found = re.findall(r"found (.*)$", capfd.readouterr().out, re.M)

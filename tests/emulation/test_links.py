@@ -11,6 +11,7 @@ from jaxcoll import topologies
 from jaxcoll.emulation import emulate
 from tests.emulation.test_emulation import needs_namespaces
 from tests.execute.lowerings.player import is_compiled
+from tests.execute.meshes.xla_flags import cpu_devices
 
 pytestmark = [
     needs_namespaces,
@@ -18,7 +19,7 @@ pytestmark = [
 ]
 
 WORKER = str(Path(__file__).with_name("links_worker.py"))
-ONE_DEVICE = {"XLA_FLAGS": ""}
+ONE_DEVICE = {"XLA_FLAGS": cpu_devices(1)}
 
 
 def test_sums_are_those_of_lax_and_schedules_are_played(capfd):

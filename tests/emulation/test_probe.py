@@ -16,8 +16,10 @@ from jaxcoll import topologies
 from jaxcoll.emulation import emulate
 from jaxcoll.errors import CollectiveError
 from tests.emulation.test_emulation import needs_namespaces
+from tests.execute.meshes.xla_flags import cpu_devices
 from tests.probing.test_inference import cables_of, hosts
 
+ONE_DEVICE = {"XLA_FLAGS": cpu_devices(1)}
 WORKER = str(Path(__file__).with_name("probe_worker.py"))
 RATE = 1_500_000
 
@@ -27,7 +29,7 @@ def probed(network: jc.Topology, folder: Path, capfd) -> tuple[jc.Topology, dict
     path = str(folder / "found.json")
     command = [sys.executable, "-m", "jaxcoll", "probe", "--json", "-o", path]
     command += ["--", sys.executable, "-c", "import os; print(os.environ['JAXCOLL_NETWORK'])"]
-    assert emulate(network, command, scale=1, environment={"XLA_FLAGS": ""}) == 0
+    assert emulate(network, command, scale=1, environment=ONE_DEVICE) == 0
     lines = capfd.readouterr().out.splitlines()
     files = {line.partition("] ")[2] for line in lines if "jaxcoll-network-" in line}
     assert len(files) == network.num_ranks
@@ -44,7 +46,7 @@ def test_a_slow_cable_is_found(tmp_path, capfd):
     # An emulated cable gives some 6 kB away, which is little of a flow at this rate.
     truth = topologies.ring(3, alpha=0, bandwidth=2 * RATE).scaled({(1, 2): Fraction(1, 2)})
     paths = [str(tmp_path / name) for name in ("found.json", "backwards.json")]
-    assert emulate(truth, [sys.executable, WORKER, *paths], environment={"XLA_FLAGS": ""}) == 0
+    assert emulate(truth, [sys.executable, WORKER, *paths], environment=ONE_DEVICE) == 0
     assert "rank 1 to rank 2: " in capfd.readouterr().out
     expected, found, backwards = cables_of(truth), *(cables_of(jc.io.load(p)) for p in paths)  # type: ignore[arg-type]
     assert found.keys() == backwards.keys() == expected.keys()

@@ -21,6 +21,7 @@ from jaxcoll.execute.links.recorder import ARRIVES, COLUMNS, LEAVES, PLAYS
 from jaxcoll.execute.links.trace import timeline, trace_links
 from tests.emulation.test_emulation import needs_namespaces
 from tests.execute.lowerings.player import is_compiled
+from tests.execute.meshes.xla_flags import cpu_devices
 
 WORKER = str(Path(__file__).with_name("trace_worker.py"))
 RANKS = 3
@@ -32,7 +33,7 @@ def test_a_trace_has_every_message_beside_its_prediction(tmp_path, capfd):
     path = tmp_path / "trace.json.gz"
     ring = topologies.ring(RANKS, alpha=0, bandwidth=2e6)
     command = [sys.executable, WORKER, str(path)]
-    assert emulate(ring, command, environment={"XLA_FLAGS": ""}) == 0
+    assert emulate(ring, command, environment={"XLA_FLAGS": cpu_devices(1)}) == 0
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     whole = [e for e in events if e["ph"] == "X"]

@@ -1,7 +1,7 @@
 """Instructions of ranks to NCCL and CUDA, and the time that they take on a network.
 
 The clock is that of a machine whose links alone take time. A stream does its work in order, an
-event is what stood in its stream when it was recorded, and a group of sends and receives begins
+event is the work that its stream had when it was recorded, and a group of sends and receives begins
 when its stream comes to it and ends with the last of them; a message flows while both of its ends
 are at it, over the links of its path one after the other, each first come, first served.
 """
@@ -28,13 +28,13 @@ MESSAGES, COMBINE, COPY, ZERO, RECORD, WAIT = range(6)
 
 
 class Instruction(NamedTuple):
-    """What a rank's host hands to NCCL or CUDA.
+    """An instruction of a rank's host to NCCL or CUDA.
 
     Attributes:
         code: MESSAGES (numbers: how many runs of rows are sent or received together, and of each
-            whether it arrives, the other rank, memory, row and rows), COMBINE (two numbers for the
-            place of the result, of what was there and of what is added, and rows), COPY (to, from,
-            rows), ZERO (place, rows), RECORD and WAIT (event).
+            whether it arrives, the other rank, memory, row and rows), COMBINE (the places, two
+            numbers each, of the sum and of its two operands, and rows), COPY (to, from, rows), ZERO
+            (place, rows), RECORD and WAIT (event).
         queue: where; the number of queues for XLA's own stream.
     """
 
@@ -111,21 +111,21 @@ def links_of(schedule: Schedule, nbytes: float) -> Links:
 
 
 class Work(NamedTuple):
-    """Work of a stream, and what it waits for: how much of other streams must be done."""
+    """Work of a stream, and how much of other streams must be done before."""
 
     instruction: Instruction
     after: tuple[tuple[int, int], ...]
 
 
 def streams_of(instructions: Iterable[Instruction], queues: int) -> list[list[Work]]:
-    """What a rank's host hands to each stream, that of XLA last."""
+    """The work that a rank's host hands to each stream, that of XLA last."""
     streams: list[list[Work]] = [[] for _ in range(queues + 1)]
     waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     recorded: dict[int, list[tuple[int, int]]] = {}
     for each in instructions:
         queue = each.queue
         if each.code == RECORD:
-            # What the stream waits for beside its work is part of what the event stands for.
+            # An event stands for the waits of its stream too.
             recorded[each.numbers[0]] = [(queue, len(streams[queue])), *waits[queue]]
         elif each.code == WAIT:
             waits[queue] += recorded[each.numbers[0]]
@@ -220,5 +220,5 @@ class Replay:
 
 
 def transfers(group: Instruction) -> list[tuple[int, ...]]:
-    """What a group sends and receives: whether it arrives, the other rank, memory, row, rows."""
+    """The runs of a group: whether each arrives, the other rank, memory, row, rows."""
     return [group.numbers[i : i + 5] for i in range(1, len(group.numbers), 5)]

@@ -28,7 +28,6 @@ from jaxcoll.execute.links import engine
 from jaxcoll.io import json as networks_json
 from jaxcoll.numerics import checks
 from jaxcoll.probing.agents import TIMEOUT, Address, Agent, Wires, memory_rate
-from jaxcoll.probing.inference import infer, with_devices
 from jaxcoll.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -99,6 +98,9 @@ def probe(mesh: Mesh | None = None) -> Probe:
             of one process, or of processes on one machine, between which there are no links; a
             process does not take part or ends, or its bytes do not arrive.
     """
+    # With networkx and parts of SciPy: a third of the import of a program that only runs schedules.
+    from jaxcoll.probing.inference import infer, with_devices
+
     devices = list(jax.devices()) if mesh is None else _devices(mesh)
     processes = list(dict.fromkeys(device.process_index for device in devices))
     me = jax.process_index()

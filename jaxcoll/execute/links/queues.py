@@ -1,24 +1,26 @@
-"""A schedule as GPUs play it: messages in queues, and what they wait for.
+"""A schedule as GPUs play it: messages in queues, and events between these.
 
 A *queue* is an NCCL communicator and a CUDA stream of its own. NCCL does what one communicator is
 given in the order given, so messages that shall not wait for each other lie in different queues.
 Kernels of many communicators would not find room on a GPU beside each other, so queues are few.
-What a rank sends and receives in one step and queue is one *group* of NCCL: all of it flows at the
-same time, and it ends together. On tori one queue does: all messages of a step begin and end alike.
+All that a rank sends and receives in one step and queue is one *group* of NCCL: it flows at the
+same time, and ends together. On tori one queue is enough, since the messages of a step begin and
+end at the same times.
 Between hosts, where some take longer, it takes several, and list scheduling finds who goes where.
 
 A rank's program is a list of instructions, which its host hands to NCCL and CUDA in this order and
-without waiting (``gpu_player.cc``). All ranks' messages stand in one order, by steps, so a message
-stands behind all that it needs on any rank, and no circle of waits exists.
+without waiting (``gpu_player.cc``). A rank has at most one group in a queue and step, and its
+groups stand by steps. So no circle of waits exists: when all groups of earlier steps have ended, on
+all ranks, those of a step can begin.
 
 Rows are read where they are. A row of the input is sent from the operand until something arrives
-there; from then on it lies at its place in the result, or in the workspace if it is no part of
-that. What is added arrives beside and is combined into the row. Where a row leaves in the step in
-which something arrives there, what arrives waits beside too until it has been read.
+for it; from then on it lies at its place in the result, or in the workspace if the result does not
+have it. Addends arrive beside and are combined into the row. Where a row leaves in the step in
+which another arrives for it, that one waits beside too until the old one has been read.
 
-An instruction waits, by an event, for the last one that wrote what it reads and for those that use
-what it overwrites; within a queue order is enough, and what an earlier wait implies is not said
-again.
+An instruction waits, by an event, for the last writer of all that it reads, and for the readers and
+the writer of the memory that it overwrites. Within a queue the order is enough, and waits that an
+earlier one implies are left out.
 """
 
 from __future__ import annotations
@@ -145,10 +147,9 @@ def messages_of(program: PermuteProgram, by_round: bool = False) -> list[Message
 class Clock:
     """The time of messages in queues.
 
-    What a rank sends and receives in one step and queue is one group of NCCL: it begins when all of
-    it can, and what it brings can be used when all of it has ended. A queue's groups follow one
-    another, and the host hands a rank's groups out one by one. Links serve first come, first
-    served.
+    A group begins when each part of it can, and its rows can be used when the last part has ended.
+    A queue's groups follow one another, and the host hands out a rank's groups one by one. Links
+    serve first come, first served.
 
     Attributes:
         free: of a rank and queue, when its last group ends.
@@ -165,7 +166,7 @@ class Clock:
         self.ready: defaultdict[tuple[int, int], float] = defaultdict(float)
 
     def can(self, message: Message) -> float:
-        """When all that a message carries is there."""
+        """When all rows of a message have arrived at its sender."""
         return max(self.ready[message.src, row] for row in message.sent)
 
     def arrives(self, message: Message, start: float, goes: bool = True) -> float:
@@ -213,7 +214,7 @@ def assigned(messages: list[Message], links: Links | None, most: int) -> list[in
                 until = clock.arrives(message, start, goes=False)
                 beside = [key for key in keys if key in begins]
                 harm = sum(start - begins[key] + abs(until - ends[key]) for key in beside)
-                # Of those alike one that has a group already, then the one used last.
+                # Of equal ones one that has a group already, then the one used last.
                 idle = start - max(clock.free[key] for key in keys)
                 best = min(best or (until + harm, -len(beside), idle, queue, start),
                            (until + harm, -len(beside), idle, queue, start))  # fmt: skip
@@ -259,7 +260,7 @@ class _Use(NamedTuple):
 
 @dataclasses.dataclass
 class _Emitted:
-    """An instruction with what it waits for."""
+    """An instruction, and those that it waits for."""
 
     instruction: Instruction
     use: _Use
@@ -310,7 +311,7 @@ class _Rank:
     def targets(self, message: Message, queue: int) -> list[Place]:
         """Where the rows of a message arrive: in their places, or beside in the workspace.
 
-        What is added to a row that holds nothing arrives as if it replaced it.
+        An addend of a row that holds nothing arrives as if it replaced the row.
         """
         spare = self._beside[queue]
         found = []

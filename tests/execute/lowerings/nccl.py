@@ -49,13 +49,15 @@ class Gpus:
         self.streams = [streams_of(each, program.queues) for each in program.instructions]
         self.done = [[0] * (program.queues + 1) for _ in range(n)]
 
-    def at(self, rank: int, where: int, row: int, count: int) -> np.ndarray:
+    def at(self, rank: int, *place: int) -> np.ndarray:
+        """The rows of a place: memory, row, rows."""
+        where, row, count = place
         found = self.memory[rank][where][row : row + count]
         assert len(found) == count
         return found
 
     def head(self, rank: int, queue: int) -> Instruction | None:
-        """What a stream does next, if it may."""
+        """The next instruction of a stream, if it may begin."""
         place = self.done[rank][queue]
         if place == len(self.streams[rank][queue]):
             return None
@@ -136,13 +138,13 @@ class Groups:
             self.gpus.done[rank][queue] += 1
 
     def land(self, u: int, v: int, queue: int, sent: list[np.ndarray]) -> None:
-        """What a rank sent is there."""
+        """A message arrives."""
         for a, b in zip(sent, self.rows(u, v, queue, True), strict=True):
             b[:] = a
         self.over(v, queue, True, u)
 
     def end(self, u: int, v: int, queue: int) -> None:
-        """A message ends that has begun: what it sends is read as late as can be."""
+        """A message ends that has begun; its rows are read as late as can be."""
         self.flying.remove((u, v, queue))
         self.land(u, v, queue, self.rows(u, v, queue, False))
         self.over(u, queue, False, v)

@@ -17,15 +17,18 @@ from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from tests.strategies import schedules
 
 DRIVER = Path(__file__).with_name("player_driver.cc")
+WITHOUT_XLA = Path(__file__).with_name("without_xla")
 WIDTH = 3  # numbers in a row
 
 
-def compiled(folder: Path, *options: str, driver: Path = DRIVER) -> Path:
+def compiled(
+    folder: Path, *options: str, driver: Path = DRIVER, headers: Path = WITHOUT_XLA
+) -> Path:
     """A program that plays without XLA."""
     program = folder / "driver"
     command = [
-        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-g", "-pthread", *options,
-        "-isystem", str(build.headers()), "-I", str(Path(build.__file__).parent),
+        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-pthread", *options,
+        "-isystem", str(headers), "-I", str(Path(build.__file__).parent),
         str(driver), "-o", str(program), "-ldl",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, text=True)

@@ -48,4 +48,4 @@ def test_programs_of_any_schedule(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_under_a_sanitizer(sanitizer, tmp_path):
-    check(tmp_path, 5000, "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    check(tmp_path, 5000, "-g", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")

@@ -11,7 +11,7 @@ import pytest
 
 import jaxcoll as jc
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.links import instructions
+from jaxcoll.execute.links import build, instructions
 from jaxcoll.execute.links.instructions import (
     COMBINE,
     COPY,
@@ -50,7 +50,7 @@ def named() -> list[PermuteProgram]:
 
 
 def wild(dice: random.Random) -> PermuteProgram:
-    """A program that is no collective: rows are swapped, replaced while they leave, added twice."""
+    """A program of no collective: rows are swapped, replaced while they leave, added twice."""
     n = dice.randrange(2, 6)
     collective = jc.Collective("all_reduce", n, chunks_per_shard=dice.randrange(1, 3))
     count = len(collective_rows := range(n * collective.chunks_per_shard))
@@ -134,7 +134,7 @@ def test_queues_reach_the_time_of_links(kind):
 
 
 def asked(program: QueuedProgram) -> list[str]:
-    """What a program asks of NCCL and CUDA, where rows have 12 bytes, three numbers."""
+    """The calls of NCCL and CUDA that a program means, where rows have 12 bytes, three numbers."""
     lines = []
     for rank, mine in enumerate(program.instructions):
         lines.append(f"rank {rank}")
@@ -161,7 +161,8 @@ def asked(program: QueuedProgram) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
 def test_the_player_asks_for_what_the_program_says(tmp_path):
-    driver = compiled(tmp_path, "-O0", driver=Path(__file__).with_name("gpu_player_driver.cc"))
+    source = Path(__file__).with_name("gpu_player_driver.cc")
+    driver = compiled(tmp_path, "-O0", driver=source, headers=build.headers())
     for program in [*named()[::7], *(wild(random.Random(k)) for k in range(20))]:
         queues = queued(program, tried=(3,))
         file = tmp_path / "program"

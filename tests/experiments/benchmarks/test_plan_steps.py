@@ -17,7 +17,7 @@ SIZES = {"data": 2, "model": 2}
 MESH = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), tuple(SIZES))
 NETWORK = AlphaBetaCosts(MeshShape.of(SIZES), (1e-6,) * 2, (1e9,) * 2)
 HARDWARE = Hardware("core", {4: 1e10}, 1e10, 1e12, network=NETWORK, overlaps=False)
-MODEL = load_model("mlp", widths=[64] * 3, batch=16)
+MODEL = load_model("mlp", widths=[64] * 2, batch=16)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from experiments import overview, recording, study
 from experiments.config import EXPERIMENTS
 from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.synth import Tacos
-from tests.experiments.runs import sketch
 
 RUN = recording.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())
 
@@ -61,11 +60,16 @@ def test_remarks_on_what_differs():
     assert told == ["One thing.", "Two."]
 
 
+def blank(path, figure):
+    """No picture: those of studies are drawn by the studies' own tests."""
+    path.write_bytes(b"")
+
+
 def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(recording, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(recording, "DOCS", tmp_path)
-    monkeypatch.setattr(study, "write_figure", sketch)
+    monkeypatch.setattr(study, "write_figure", blank)
     assert overview.main(["--ci", "tacos-fig-10"]) == 0
     assert overview.main(["tacos-fig-14"]) == 0
     text = (tmp_path / "page.md").read_text()
@@ -115,7 +119,7 @@ def test_figures_of_pages_are_those_of_the_recorded_run(monkeypatch, tmp_path):
     (tmp_path / "images").mkdir()
     pictured = dataclasses.replace(EXPERIMENTS["tacos-fig-14"], pictured=True)
     monkeypatch.setitem(EXPERIMENTS, "tacos-fig-14", pictured)
-    monkeypatch.setattr(study, "write_figure", sketch)
+    monkeypatch.setattr(study, "write_figure", blank)
     overview.record("tacos-fig-14", paper=False)
     assert not list((tmp_path / "images").iterdir())
     overview.record("tacos-fig-14", paper=True)

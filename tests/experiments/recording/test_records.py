@@ -44,6 +44,18 @@ def test_recorded_runs_say_how_they_were_made(name):
         assert {"cpu", "cores", "python", "jax"} <= run.machine.keys()
 
 
+def test_the_table_of_the_page_is_what_is_recorded():
+    """With the notes of one study of each paper: Hydra takes a tenth of a second for each."""
+    text, papers = overview.PAGE.read_text(), {}
+    for name in overview.studies():
+        size, run = overview.shown(recording.load(name))
+        assert overview.line(name, size, run) + "\n" in text
+        papers[EXPERIMENTS[name].function.partition(".")[0]] = name, size, run
+    for chosen in papers.values():
+        assert "\n".join(overview.section(*chosen)) + "\n" in text
+
+
+@pytest.mark.slow
 def test_the_page_is_what_is_recorded():
     """`python -m experiments.overview` writes it."""
     assert overview.PAGE.read_text() == overview.page(overview.studies())

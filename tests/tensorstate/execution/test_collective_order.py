@@ -25,7 +25,10 @@ from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import compare_with_hlo
+from tests.tensorstate.execution.test_stages import attention
+from tests.tensorstate.execution.test_step_loop import sgd
 from tests.tensorstate.oracle import QUICK, jitted
+from tests.tensorstate.steps import s
 
 SIZES = {"data": 2, "model": 4}
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -169,31 +172,45 @@ def test_values_stay_what_they_are(program, arrays):
     jax.tree.map(np.testing.assert_array_equal, plain, ordered)
 
 
-@pytest.mark.parametrize("names", ["fsdp", "fsdp + megatron"])
-@pytest.mark.in_every_run("fsdp + megatron")
-def test_no_collective_of_a_plan_overtakes_a_loop(names):
-    """With "fsdp + megatron" steps of four layers of width 256 aborted, or never ended."""
+def attention_step():
+    """A step of four scanned layers of attention, and its arguments: a third of a GPT."""
+    layers = {"qkv": s(4, 32, 96), "o": s(4, 32, 32)}
+    return sgd(attention), ({"embedding": s(64, 32), "layers": layers}, s(8, 16, dtype=jnp.int32))
+
+
+def gpt_step():
     model = load_model("gpt_scan")
+    return model.step, model.abstract_args
+
+
+@pytest.mark.parametrize("names", ["fsdp", "fsdp + megatron"])
+@pytest.mark.parametrize("of", [attention_step, gpt_step])
+@pytest.mark.in_every_run("attention_step-fsdp + megatron")
+def test_no_collective_of_a_plan_overtakes_a_loop(of, names):
+    """With "fsdp + megatron" steps of four layers of width 256 aborted, or never ended."""
+    step, shapes = of()
     costs = AlphaBetaCosts(MeshShape.of(SIZES), (1e-5, 1e-5), (1e9, 1e9))
-    problem = Problem(trace(model.step, model.abstract_args), costs, HARDWARE["CPU"])
-    step = solve_baseline(problem, names).apply(mesh(), lax_collectives)
-    text = jitted(step, donate=True).lower(*model.abstract_args).compile().as_text() or ""
+    problem = Problem(trace(step, shapes), costs, HARDWARE["CPU"])
+    applied = solve_baseline(problem, names).apply(mesh(), lax_collectives)
+    text = jitted(applied, donate=True).lower(*shapes).compile().as_text() or ""
     assert " while(" in text
     assert overtaken(text) == []
 
 
-def test_no_collective_of_pipeline_stages_overtakes_a_loop():
+@pytest.mark.parametrize("of", [attention_step, gpt_step])
+@pytest.mark.in_every_run("attention_step")
+def test_no_collective_of_pipeline_stages_overtakes_a_loop(of):
     """1F1B, tensor parallel within the stages: three loops of ticks, one of them of one tick."""
-    model, sizes = load_model("gpt_scan"), {"stage": 2, "model": 2}
-    costs = AlphaBetaCosts(MeshShape.of(sizes), (1e-5, 1e-5), (1e9, 1e9))
+    (step, shapes), sizes = of(), {"stage": 2, "model": 2}
+    costs = AlphaBetaCosts(MeshShape.of(sizes), (1e-6, 1e-6), (1e9, 1e9))
     given = {"mesh": sizes, "network": costs, "hardware": "CPU", "stages": "stage"}
-    plan = search(
-        model.step, model.abstract_args, **given, microbatches=4, pipeline_schedule="1f1b"
-    )
+    plan = search(step, shapes, **given, microbatches=4, pipeline_schedule="1f1b")
     devices = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), tuple(sizes))
-    step = plan.apply(devices, lax_collectives)
-    program = jitted(step, donate=True).lower(*model.abstract_args).compile()
-    assert overtaken(program.as_text() or "") == []
+    applied = plan.apply(devices, lax_collectives)
+    program = jitted(applied, donate=True).lower(*shapes).compile()
+    text = program.as_text() or ""
+    assert " while(" in text
+    assert overtaken(text) == []
     report = compare_with_hlo(program, plan.problem.mesh, plan.cost, plan.problem.network)
     assert report.agrees, str(report)
 
