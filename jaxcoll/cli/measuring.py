@@ -180,7 +180,10 @@ def _size_lines(row) -> list[str]:
         parts = each.estimate.rows
         several = len({part.curve.ranks for part in parts}) > 1
         rests = " and ".join(_row_text(part, several) for part in parts)
-        how = "measured" if each.estimate.is_measured else f"between {rests}{error}"
+        how = f"between {rests}{error}"
+        if each.estimate.is_measured:
+            is_same = parts[0].nbytes == row.nbytes
+            how = "measured" if is_same else f"measured at {size_text(parts[0].nbytes)}"
         by = f"{each.table.name}: {each.table.software}; {each.table.date}"
         lines.append(f"    {time_text(each.seconds)} {how} ({by})")
     if row.model is not None:

@@ -228,14 +228,18 @@ def _reports(machine: Machine, kind: str, ranks: int, nbytes: Number) -> tuple[R
     for table, curve in curves_of(machine.name, kind):
         if curve.is_chosen:
             curves.setdefault(table.name, (table, []))[1].append(curve)
-    found = []
-    for table, of_table in curves.values():
-        # Of groups the one that is alone, and full precision before half.
-        of_table.sort(key=lambda curve: (curve.dtype == "bf16", curve.groups))
-        estimate = at(of_table, float(nbytes), ranks)
-        if estimate is not None:
-            found.append(Reported(table, estimate, _held_out(machine.name, kind, estimate, nbytes)))
-    return tuple(sorted(found, key=lambda each: each.seconds))
+    for near in (False, True):
+        found = []
+        for table, of_table in curves.values():
+            # Of groups the one that is alone, and full precision before half.
+            of_table.sort(key=lambda curve: (curve.dtype == "bf16", curve.groups))
+            estimate = at(of_table, float(nbytes), ranks, near)
+            if estimate is not None:
+                error = _held_out(machine.name, kind, estimate, nbytes)
+                found.append(Reported(table, estimate, error))
+        if found:
+            return tuple(sorted(found, key=lambda each: each.seconds))
+    return ()
 
 
 def _held_out(machine: str, kind: str, estimate: Estimate, nbytes: Number) -> float | None:

@@ -7,7 +7,9 @@ logarithms, or a monotone cubic of them, has held-out errors of 1.2 times as muc
 two numbers of ranks it is a line over their logarithms, since start-ups grow with the ranks: an
 all_gather of GB200 begins at 18 us among 4 and at 106 among 72.
 
-Nothing is said outside of the sizes and ranks that were measured.
+Nothing is said outside of the sizes and ranks that were measured. Where nothing else is known, a
+size within a tenth of the smallest or the largest may count as that (``near``): a table begins with
+1 MiB, and 1 MB is asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.measured.table import Curve
+
+_NEAR = 0.1  # 1 GiB is 7 % more than 1 GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,32 +55,39 @@ class Estimate:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is a measured time itself."""
+        """Whether it is a measured time itself, of this size or of one that counts as it."""
         return len(self.rows) == 1
 
 
-def at_size(curve: Curve, nbytes: float) -> Estimate | None:
+def at_size(curve: Curve, nbytes: float, near: bool = False) -> Estimate | None:
     """The time of a size on a curve; None outside of it."""
+    ends = (curve.nbytes[0], curve.nbytes[-1])
+    if not ends[0] <= nbytes <= ends[1]:
+        close = [end for end in ends if near and abs(nbytes - end) <= _NEAR * end]
+        if not close:
+            return None
+        nbytes = close[0]
     above = int(np.searchsorted(curve.nbytes, nbytes))
-    if above == len(curve.nbytes) or (above == 0 and curve.nbytes[0] != nbytes):
-        return None
     places = [above] if curve.nbytes[above] == nbytes else [above - 1, above]
     rows = tuple(Row(curve, int(curve.nbytes[i]), float(curve.seconds[i])) for i in places)
     seconds = float(np.interp(nbytes, curve.nbytes[places], curve.seconds[places]))
     return Estimate(seconds, rows, float(curve.uncertainty[places].max()))
 
 
-def at(curves: Sequence[Curve], nbytes: float, ranks: int) -> Estimate | None:
+def at(curves: Sequence[Curve], nbytes: float, ranks: int, near: bool = False) -> Estimate | None:
     """The time of a size among some ranks, by curves of one collective on several numbers of ranks.
 
     Of several curves on the same ranks the first counts.
+
+    Args:
+        near: whether a size within a tenth of a curve's smallest or largest counts as that.
 
     Returns:
         None outside of the sizes and ranks of the curves.
     """
     of = {}
     for curve in curves:
-        if curve.ranks not in of and (found := at_size(curve, nbytes)) is not None:
+        if curve.ranks not in of and (found := at_size(curve, nbytes, near)) is not None:
             of[curve.ranks] = found
     if ranks in of:
         return of[ranks]

@@ -36,12 +36,22 @@ def test_a_start_up_and_a_speed_are_found_exactly(alpha, bandwidth, sizes, data)
 
 def test_nothing_is_said_outside_of_the_rows():
     known = curve([2**10, 2**20], lambda n: 1e-5 + n / 1e9)
-    for nbytes in (1, 2**10 - 1, 2**20 + 1, 2**40):
+    for nbytes in (1, 921, 1154000, 2**40):
         assert at_size(known, nbytes) is None
-        assert at([known], nbytes, 8) is None
+        assert at([known], nbytes, 8, near=True) is None
     assert at([known], 2**15, 7) is None
     assert at([known], 2**15, 16) is None
     assert at([], 2**15, 8) is None
+
+
+@pytest.mark.parametrize(("nbytes", "row"), [(922, 2**10), (2**10 - 1, 2**10), (2**20 + 9, 2**20)])
+def test_a_size_near_the_smallest_or_largest_counts_as_that(nbytes, row):
+    known = curve([2**10, 2**20], lambda n: 1e-5 + n / 1e9)
+    found, same = at_size(known, nbytes, near=True), at_size(known, row)
+    assert at_size(known, nbytes) is None
+    assert found is not None
+    assert found == same
+    assert found.rows[0].nbytes == row
 
 
 @given(st.floats(0.1, 1.5), st.integers(2, 72))
