@@ -197,6 +197,7 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
     """
     import jaxcoll as jc
     from jaxcoll.io.files import write_text
+    from jaxcoll.io.sends import MSCCL_WORDS
 
     _check_held(obj, form)
     try:
@@ -205,7 +206,9 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
             return jc.io.mscclpp.save(path, obj)
         text = _text(obj, form, nbytes)
     except jc.errors.FormatError as error:
-        if form not in ("msccl", "azure", "mscclpp"):
+        # Of other collectives a runtime's program cannot be made either.
+        is_held = getattr(obj, "collective", None) and obj.collective.kind in MSCCL_WORDS
+        if form not in ("msccl", "azure", "mscclpp") or not is_held:
             raise
         raise click.UsageError(
             f"{error}; make one that fits: jaxcoll synth --for-runtime msccl"

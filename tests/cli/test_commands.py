@@ -426,3 +426,9 @@ def test_files_that_hold_something_else(capsys, tmp_path, command, content):
     path = tmp_path / "file.json"
     path.write_text(content)
     assert str(path) in refused(capsys, command, path) or content == "<algo>"
+
+
+def test_no_remedy_is_named_that_does_not_help(capsys, tmp_path):
+    said = refused(capsys, "synth", "ring:4", "broadcast", "-o", tmp_path / "b.xml")
+    assert "not of Collective(broadcast" in said
+    assert "for-runtime" not in said
