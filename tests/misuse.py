@@ -17,6 +17,7 @@ import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, simulation, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import (
+    amd_smi,
     astra_sim,
     forestcoll,
     graph_files,
@@ -35,7 +36,7 @@ from jaxcoll.io import (
 from jaxcoll.links import capable_switches
 from jaxcoll.simulation import LinkModel, messages, steady_seconds
 from jaxcoll.synth import direct_connect
-from tests.io.networks import hosts
+from tests.io.networks import hosts, printed
 
 HOSTILE: tuple[Any, ...] = (
     None, "", "x", "abcd", b"x", True, math.nan, math.inf, -math.inf, -1, 0, 0.5, 1e30, 10**12,
@@ -267,6 +268,16 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.nvidia_smi.dumps": (nvidia_smi.dumps, {"table": SMI}),
     "io.nvidia_smi.load": (nvidia_smi.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.nvidia_smi.save": (nvidia_smi.save, {"path": "table.txt", "table": SMI}),
+    "io.amd_smi.loads": (
+        amd_smi.loads,
+        {"text": printed.rocm_smi(2), "gpu": "mi300x", "hosts": 2, "inside": 64e9,
+         "network": 50e9, "speeds": "nccl"},
+    ),
+    "io.amd_smi.load": (
+        amd_smi.load,
+        {"path": "/nowhere", "gpu": "mi300x", "hosts": 2, "inside": 64e9, "network": 50e9,
+         "speeds": "nccl", "max_bytes": 1000},
+    ),
     "io.astra_sim.loads": (
         astra_sim.loads,
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},

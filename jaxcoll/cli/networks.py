@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.descriptions import described_network, description_of
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
@@ -288,38 +289,16 @@ def _chips(kind: str, sides: tuple[int, ...], speeds: Speeds):
 def _of_file(path: str, speeds: Speeds):
     import jaxcoll as jc
 
+    if (description := description_of(path)) is not None:
+        return described_network(path, description, links=speeds)
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
-    if is_nvidia_smi(path) or is_nccl_topology(path):
-        return described_network(path, None, None, None, ((), ()))
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
     if not isinstance(found, jc.Topology):
         raise click.UsageError(f"{path} holds a {type(found).__name__}, not a network")
     return found
-
-
-def _start(path: str) -> str:
-    """How a file begins; nothing of a pipe, which is left to who reads it."""
-    if not os.path.isfile(path):
-        return ""
-    from jaxcoll.io.files import text_of
-
-    with open(path, "rb") as file:
-        return text_of(file.read(4096), "replace").lstrip()
-
-
-def is_nvidia_smi(path: str) -> bool:
-    """Whether a file begins as the table does."""
-    start = _start(path)
-    return not start.startswith(("{", "[", "<")) and "GPU0" in start
-
-
-def is_nccl_topology(path: str) -> bool:
-    """Whether a file begins as NCCL's topology XML does, comments before it or not."""
-    start = _start(path)
-    return start.startswith("<") and "<system" in start and "<algo" not in start
 
 
 class NetworkName(click.ParamType):
@@ -359,11 +338,16 @@ def network_options(command: Any) -> Any:
                     f"known: {', '.join(NAMES)}"
                 )
             others["collective"] = kind.name
+        # A file that stands where a name does is completed by the same options.
+        if table is None and network and os.path.isfile(network) and not is_name(network):
+            table, network = network, None
         if table is None and (gpu, hosts, column) != (None, None, None):
-            raise click.UsageError("--gpu, --hosts and --speeds belong to --from; type --from FILE")
+            raise click.UsageError(
+                "--gpu, --hosts and --speeds complete a FILE; they belong to --from"
+            )
         with working("building the network"):
             if table is not None:
-                built = described_network(table, gpu, hosts, column, speeds)
+                built = network_from(table, gpu, hosts, column, speeds)
             elif network is not None:
                 built = named_network(network, *speeds)
             else:
@@ -396,54 +380,19 @@ def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --gpu, --hosts and --speeds: a description of one host has none of them."""
     for decorate in (
         click.option("--speeds", type=click.Choice(("nominal", "nccl")),
-                     help="Of --from: data sheets' or NCCL's."),
-        click.option("--hosts", type=click.IntRange(1), help="Of --from: equal hosts; 1."),
-        click.option("--gpu", help="Of nvidia-smi: the model of its GPUs, as h100."),
+                     help="Of a FILE: data sheets' or NCCL's."),
+        click.option("--hosts", type=click.IntRange(1), help="Of a FILE: equal hosts; 1."),
+        click.option("--gpu", help="Of a FILE: the kind of its GPUs, as h100."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def described_network(
-    path: str, gpu: str | None, hosts: int | None, column: str | None, speeds: Speeds
-):
-    """The network of a table of ``nvidia-smi topo -m`` or of NCCL's topology XML.
-
-    Bandwidths are of an NVLink and a NIC; the XML states them.
-    """
-    import sys
-
-    from jaxcoll.io import nccl_topology, nvidia_smi
-
-    alpha, bandwidth = speeds
+def network_from(path: str, gpu: str | None, hosts: int | None, column: str | None, speeds: Speeds):
+    """The network of ``--from``: a description completed by options, or any file of a network."""
     if path != "-" and not os.path.exists(path):
         raise click.UsageError(f"{path}: No such file or directory")
-    # A pipe is read once, so its text is kept; a file is looked at first, and then loaded by the
-    # reader of its format, whose errors name it.
-    text = sys.stdin.read() if path == "-" else None
-    is_nccl = text.lstrip().startswith("<") if text is not None else is_nccl_topology(path)
-    if text is None and not is_nccl and not is_nvidia_smi(path):
-        if (gpu, hosts, column) != (None, None, None):
-            raise click.UsageError(
-                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
-                f"{path} is not"
-            )
+    found = None if path == "-" else description_of(path)
+    if path != "-" and found is None and (gpu, hosts, column) == (None, None, None):
         return _of_file(path, speeds)
-    if alpha or len(bandwidth) > (0 if is_nccl else 2):
-        raise click.UsageError(
-            "NCCL's topology states its links; leave --alpha and --bandwidth out, or choose the "
-            "column by --speeds"
-            if is_nccl
-            else "with --from, --bandwidth is that of an NVLink, or of an NVLink and a NIC: "
-            "25GB/s,50GB/s; leave --alpha out"
-        )
-    named = {"hosts": hosts or 1, "speeds": column or "nominal"}
-    if is_nccl:
-        if gpu is not None:
-            raise click.UsageError("NCCL's topology says what its GPUs are; leave --gpu out")
-        found = nccl_topology.loads(text) if text is not None else nccl_topology.load(path)
-        return nccl_topology.topology(found, **named)
-    table = nvidia_smi.loads(text) if text is not None else nvidia_smi.load(path)
-    inside, network = (*bandwidth, None, None)[:2]
-    kind = None if gpu is None else gpu.lower()
-    return nvidia_smi.topology(table, gpu=kind, inside=inside, network=network, **named)
+    return described_network(path, found, gpu, hosts, column, speeds)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.descriptions import described_network, description_of
 from jaxcoll.cli.files import (
     FORMATS,
     check_network,
@@ -23,10 +24,7 @@ from jaxcoll.cli.files import (
 )
 from jaxcoll.cli.networks import (
     NetworkName,
-    described_network,
     from_smi,
-    is_nccl_topology,
-    is_nvidia_smi,
     named_network,
     network_options,
 )
@@ -429,13 +427,9 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
     of_times = {"ranks": ranks, "collective": options.pop("collective")}
     with working(f"converting {source}"):
-        if is_nvidia_smi(source) or is_nccl_topology(source):
-            obj = described_network(source, gpu, hosts, speeds, ((), ()))
-        elif (gpu, hosts, speeds) != (None, None, None):
-            raise click.UsageError(
-                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
-                f"{source} is not"
-            )
+        description = description_of(source)
+        if description is not None or (gpu, hosts, speeds) != (None, None, None):
+            obj = described_network(source, description, gpu, hosts, speeds)
         else:
             obj = _source(source, network_name, size, of_times)
         # Of networks, which all that has no wires refuses.
