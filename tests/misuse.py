@@ -28,6 +28,7 @@ from jaxcoll.io import (
     nccl_topology,
     nvidia_smi,
     sccl,
+    slurm,
     teccl,
     timings,
     tpu_slices,
@@ -68,6 +69,7 @@ FRAMING = simulation.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+CLUSTER = {"gpu": "h100:8", "nodes": "gpu[01-02]", "inside": 450e9, "network": 50e9, "alpha": 1e-6}
 MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
   "links": [{"name": "l"}], "edges": [{"ep1": {"component": "x"}, "ep2": {"component": "x"},
   "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
@@ -278,6 +280,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"path": "/nowhere", "gpu": "mi300x", "hosts": 2, "inside": 64e9, "network": 50e9,
          "speeds": "nccl", "max_bytes": 1000},
     ),
+    "io.slurm.loads": (slurm.loads, {"text": printed.TREE, **CLUSTER}),
+    "io.slurm.load": (slurm.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}),
     "io.astra_sim.loads": (
         astra_sim.loads,
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},

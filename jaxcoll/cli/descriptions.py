@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 # Characters that are looked at: a file of SLURM's may begin with a page of comments.
 _START = 2**16
-_OPTIONS = ("gpu", "hosts", "speeds")
+OPTIONS = ("gpu", "hosts", "nodes", "speeds")
+NAMED = ", ".join(f"--{name}" for name in OPTIONS[:-1]) + f" and --{OPTIONS[-1]}"
+_OF_HOSTS, _OF_CLUSTERS = ("gpu", "hosts", "speeds"), ("gpu", "nodes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +28,14 @@ class Description:
     Attributes:
         called: as errors name it.
         read: its network, of text and the options that were given.
-        options: which of --gpu, --hosts and --speeds it takes.
+        options: those of ``OPTIONS`` that it takes.
         bandwidth: options of ``read`` that the values of --bandwidth are, in order.
         alpha: those that the values of --alpha are.
     """
 
     called: str
     read: Callable[..., Any]
-    options: tuple[str, ...] = _OPTIONS
+    options: tuple[str, ...] = _OF_HOSTS
     bandwidth: tuple[str, ...] = ()
     alpha: tuple[str, ...] = ()
 
@@ -56,11 +58,23 @@ def _amd_smi(text: str, **options: Any):
     return amd_smi.loads(text, **options)
 
 
+def _slurm(text: str, **options: Any):
+    from jaxcoll.io import slurm
+
+    # Hosts that are ranks have nothing inside, so a single bandwidth is that of their ports.
+    if "gpu" not in options and "network" not in options and "inside" in options:
+        options["network"] = options.pop("inside")
+    return slurm.loads(text, **options)
+
+
 # By the name that ``jaxcoll.io.kind_of`` gives the format.
 DESCRIPTIONS = {
     "nvidia-smi": Description("nvidia-smi's table", _nvidia_smi, bandwidth=("inside", "network")),
     "nccl topology": Description("NCCL's topology", _nccl_topology, ("hosts", "speeds")),
     "amd-smi": Description("the table of AMD's tools", _amd_smi, bandwidth=("inside", "network")),
+    "slurm": Description(
+        "SLURM's topology.conf", _slurm, _OF_CLUSTERS, ("inside", "network"), ("alpha",)
+    ),
 }
 
 
@@ -79,9 +93,7 @@ def description_of(path: str) -> Description | None:
 def described_network(
     path: str,
     description: Description | None,
-    gpu: str | None = None,
-    hosts: int | None = None,
-    speeds: str | None = None,
+    completing: Mapping[str, Any],
     links: tuple[Sequence[float], Sequence[float]] = ((), ()),
 ):
     """The network of a description.
@@ -89,6 +101,7 @@ def described_network(
     Args:
         path: of a file; ``-`` for what stands on stdin.
         description: of the file; of stdin by its text.
+        completing: values of ``OPTIONS``, None where they are left out.
         links: alphas in seconds and bandwidths in bytes per second.
 
     Raises:
@@ -102,14 +115,12 @@ def described_network(
     if text is not None:
         description = DESCRIPTIONS.get(kind_of(text))
     if description is None:
-        if (gpu, hosts, speeds) != (None, None, None):
+        if any(completing.values()):
             called = ", ".join(each.called for each in DESCRIPTIONS.values())
-            raise click.UsageError(
-                f"--gpu, --hosts and --speeds complete {called}; {path} is none of them"
-            )
+            raise click.UsageError(f"{NAMED} complete {called}; {path} is none of them")
         raise click.UsageError(f"{path} describes no network that is read")
     chosen = description
-    given = _given(chosen, {"gpu": gpu, "hosts": hosts, "speeds": speeds}, *links)
+    given = _given(chosen, completing, *links)
     if text is not None:
         return chosen.read(text, **given)
     return load_text(path, lambda text: chosen.read(text, **given))
@@ -117,13 +128,13 @@ def described_network(
 
 def _given(
     description: Description,
-    options: dict[str, Any],
+    completing: Mapping[str, Any],
     alpha: Sequence[float],
     bandwidth: Sequence[float],
 ) -> dict[str, Any]:
     """The options of the format's reader."""
     called = description.called
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in completing.items() if value is not None}
     for name in given:
         if name not in description.options:
             raise click.UsageError(f"{called} says what it has without --{name}; leave it out")

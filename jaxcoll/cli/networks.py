@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from jaxcoll.cli.descriptions import described_network, description_of
+from jaxcoll.cli.descriptions import NAMED, OPTIONS, described_network, description_of
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
@@ -290,7 +290,7 @@ def _of_file(path: str, speeds: Speeds):
     import jaxcoll as jc
 
     if (description := description_of(path)) is not None:
-        return described_network(path, description, links=speeds)
+        return described_network(path, description, {}, speeds)
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     found = jc.io.load(path)
@@ -324,7 +324,7 @@ def network_options(command: Any) -> Any:
     # The name stays that of the command, for click takes it from there.
     def with_network(network, table, without, slow, in_network, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
-        gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
+        completing = {name: others.pop(name) for name in OPTIONS}
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
             from jaxcoll.kinds import NAMES, meant
@@ -341,13 +341,11 @@ def network_options(command: Any) -> Any:
         # A file that stands where a name does is completed by the same options.
         if table is None and network and os.path.isfile(network) and not is_name(network):
             table, network = network, None
-        if table is None and (gpu, hosts, column) != (None, None, None):
-            raise click.UsageError(
-                "--gpu, --hosts and --speeds complete a FILE; they belong to --from"
-            )
+        if table is None and any(completing.values()):
+            raise click.UsageError(f"{NAMED} complete a FILE; they belong to --from FILE")
         with working("building the network"):
             if table is not None:
-                built = network_from(table, gpu, hosts, column, speeds)
+                built = network_from(table, completing, speeds)
             elif network is not None:
                 built = named_network(network, *speeds)
             else:
@@ -360,7 +358,7 @@ def network_options(command: Any) -> Any:
 
     made: Any = with_network
     for decorate in (
-        from_smi,
+        description_options,
         click.option(
             "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's, others; or -.",
         ),
@@ -376,23 +374,24 @@ def network_options(command: Any) -> Any:
     return made
 
 
-def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --gpu, --hosts and --speeds: a description of one host has none of them."""
+def description_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that complete a description: each says what the format does not."""
     for decorate in (
         click.option("--speeds", type=click.Choice(("nominal", "nccl")),
                      help="Of a FILE: data sheets' or NCCL's."),
+        click.option("--nodes", metavar="NAMES", help="Of a FILE: some of its hosts, gpu[01-16]."),
         click.option("--hosts", type=click.IntRange(1), help="Of a FILE: equal hosts; 1."),
-        click.option("--gpu", help="Of a FILE: the kind of its GPUs, as h100."),
+        click.option("--gpu", help="Of a FILE: the kind of its GPUs, as h100 or h100:8."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def network_from(path: str, gpu: str | None, hosts: int | None, column: str | None, speeds: Speeds):
+def network_from(path: str, completing: dict[str, Any], speeds: Speeds):
     """The network of ``--from``: a description completed by options, or any file of a network."""
     if path != "-" and not os.path.exists(path):
         raise click.UsageError(f"{path}: No such file or directory")
     found = None if path == "-" else description_of(path)
-    if path != "-" and found is None and (gpu, hosts, column) == (None, None, None):
+    if path != "-" and found is None and not any(completing.values()):
         return _of_file(path, speeds)
-    return described_network(path, found, gpu, hosts, column, speeds)
+    return described_network(path, found, completing, speeds)

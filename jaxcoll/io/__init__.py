@@ -53,6 +53,7 @@ from jaxcoll.io.networks import (
     infragraph,
     nccl_topology,
     nvidia_smi,
+    slurm,
     tpu_slices,
 )
 from jaxcoll.io.research import forestcoll, sccl, teccl
@@ -78,6 +79,7 @@ _TEXTS = tuple(
         ("amd-smi", "^=+ ROCm System Management|between two GPUs|^(ACCESS|WEIGHT|LINK TYPE) TABLE"),
         ("nvidia-smi", r"^\W*GPU0\b"),
         ("astra-sim", r"^topology:\s*\["),
+        ("slurm", r"(?i)^[ \t]*(SwitchName|BlockName|BlockSizes)="),
     )
 )
 _RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)
@@ -158,7 +160,8 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
     if start.startswith("[") and '"gpu"' in start:
         return "amd-smi"
     for kind, begins in _TEXTS:
-        if begins.search(start) is not None:
+        # A page of comments stands above SLURM's first line in some.
+        if begins.search(text if kind == "slurm" else start) is not None:
             return kind
     if re.search(r"^(devices|instances|infrastructure):", text, re.MULTILINE):
         return "infragraph"
@@ -247,6 +250,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
     "graph": graph_files.loads,
     "sccl": sccl.loads,
+    "slurm": slurm.loads,
     "teccl": teccl.loads,
     "infragraph": infragraph.loads,
     "astra-sim": astra_sim.loads,
@@ -311,6 +315,7 @@ __all__ = [
     "open_compact",
     "save",
     "sccl",
+    "slurm",
     "synthesize_for",
     "teccl",
     "timings",

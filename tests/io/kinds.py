@@ -330,6 +330,12 @@ def _of_clusters() -> dict[str, Kind]:
             _use_description(io.amd_smi.load, hosts=2),
             refused,
         ),
+        "slurm": Kind(
+            _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS),
+            _as_text,
+            _use_description(io.slurm.load, gpu="h100:2"),
+            refused,
+        ),
         "amd_smi json": Kind(
             _texts(
                 printed.rocm_smi_json(4), printed.amd_smi_json(3),

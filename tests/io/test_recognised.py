@@ -47,6 +47,8 @@ TEXTS = {
     "rocm-smi json": (printed.rocm_smi_json(2), jc.Topology),
     "amd-smi": (printed.amd_smi(2), jc.Topology),
     "amd-smi json": (printed.amd_smi_json(2), jc.Topology),
+    "slurm": (printed.TREE, jc.Topology),
+    "slurm blocks": (printed.BLOCKS, jc.Topology),
     "astra-sim": (ASTRA, jc.Topology),
     "nccl conf": (conf.dumps(RULES), tuple),
     "ncclx csv": (ncclx.dumps_csv(RULES), tuple),

@@ -7,6 +7,23 @@ from collections.abc import Callable
 
 Said = Callable[[int, int], object]  # of two GPUs
 
+# ---------------------------------------------------------------------- SLURM
+
+TREE = """# leaves of two hosts below a spine
+SwitchName=leaf1 Nodes=gpu[01-02] LinkSpeed=400000
+switchname=leaf2 nodes=gpu03,gpu04  # as SLURM, in letters of any size
+SwitchName=spine \\
+  Switches=leaf[1-2]
+"""
+TREE_SHOWN = """SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=gpu[01-02]
+SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=gpu[03-04]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=gpu[01-04] Switches=leaf[1-2]
+"""
+BLOCKS = """BlockName=rack1 Nodes=gb[01-02]
+BlockName=rack2 Nodes=gb[03-04]
+BlockSizes=2
+"""
+
 # ---------------------------------------------------------------------- AMD
 
 
