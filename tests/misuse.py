@@ -21,6 +21,7 @@ from jaxcoll.io import (
     astra_sim,
     forestcoll,
     graph_files,
+    ibnetdiscover,
     infragraph,
     json,
     multitree,
@@ -69,6 +70,7 @@ FRAMING = simulation.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+FABRIC = {"gpu": "h100:8", "nodes": "n[1-2]", "inside": 450e9, "alpha": 1e-6}
 CLUSTER = {"gpu": "h100:8", "nodes": "gpu[01-02]", "inside": 450e9, "network": 50e9, "alpha": 1e-6}
 MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
   "links": [{"name": "l"}], "edges": [{"ep1": {"component": "x"}, "ep2": {"component": "x"},
@@ -279,6 +281,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         amd_smi.load,
         {"path": "/nowhere", "gpu": "mi300x", "hosts": 2, "inside": 64e9, "network": 50e9,
          "speeds": "nccl", "max_bytes": 1000},
+    ),
+    "io.ibnetdiscover.loads": (
+        ibnetdiscover.loads, {"text": printed.leaf_spine(2, 2, 1), **FABRIC}
+    ),
+    "io.ibnetdiscover.load": (
+        ibnetdiscover.load, {"path": "/nowhere", **FABRIC, "max_bytes": 1000}
     ),
     "io.slurm.loads": (slurm.loads, {"text": printed.TREE, **CLUSTER}),
     "io.slurm.load": (slurm.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}),

@@ -67,11 +67,20 @@ def _slurm(text: str, **options: Any):
     return slurm.loads(text, **options)
 
 
+def _ibnetdiscover(text: str, **options: Any):
+    from jaxcoll.io import ibnetdiscover
+
+    return ibnetdiscover.loads(text, **options)
+
+
 # By the name that ``jaxcoll.io.kind_of`` gives the format.
 DESCRIPTIONS = {
     "nvidia-smi": Description("nvidia-smi's table", _nvidia_smi, bandwidth=("inside", "network")),
     "nccl topology": Description("NCCL's topology", _nccl_topology, ("hosts", "speeds")),
     "amd-smi": Description("the table of AMD's tools", _amd_smi, bandwidth=("inside", "network")),
+    "ibnetdiscover": Description(
+        "ibnetdiscover's print", _ibnetdiscover, _OF_CLUSTERS, ("inside",), ("alpha",)
+    ),
     "slurm": Description(
         "SLURM's topology.conf", _slurm, _OF_CLUSTERS, ("inside", "network"), ("alpha",)
     ),

@@ -50,6 +50,7 @@ from jaxcoll.io.networks import (
     amd_smi,
     astra_sim,
     graph_files,
+    ibnetdiscover,
     infragraph,
     nccl_topology,
     nvidia_smi,
@@ -79,6 +80,7 @@ _TEXTS = tuple(
         ("amd-smi", "^=+ ROCm System Management|between two GPUs|^(ACCESS|WEIGHT|LINK TYPE) TABLE"),
         ("nvidia-smi", r"^\W*GPU0\b"),
         ("astra-sim", r"^topology:\s*\["),
+        ("ibnetdiscover", r'^(Switch|Ca|Rt)\s+[0-9]{1,5}\s+"[SHR]-'),
         ("slurm", r"(?i)^[ \t]*(SwitchName|BlockName|BlockSizes)="),
     )
 )
@@ -252,6 +254,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "sccl": sccl.loads,
     "slurm": slurm.loads,
     "teccl": teccl.loads,
+    "ibnetdiscover": ibnetdiscover.loads,
     "infragraph": infragraph.loads,
     "astra-sim": astra_sim.loads,
     "multitree": multitree.loads,
@@ -303,6 +306,7 @@ __all__ = [
     "dumps",
     "forestcoll",
     "graph_files",
+    "ibnetdiscover",
     "infragraph",
     "load",
     "loads",

@@ -330,6 +330,12 @@ def _of_clusters() -> dict[str, Kind]:
             _use_description(io.amd_smi.load, hosts=2),
             refused,
         ),
+        "ibnetdiscover": Kind(
+            _texts(printed.leaf_spine(2, 2, 1), printed.leaf_spine(1, 2, 0, adapters=2)),
+            _as_text,
+            _use_description(io.ibnetdiscover.load, gpu="h100:2"),
+            refused,
+        ),
         "slurm": Kind(
             _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS),
             _as_text,

@@ -47,6 +47,7 @@ TEXTS = {
     "rocm-smi json": (printed.rocm_smi_json(2), jc.Topology),
     "amd-smi": (printed.amd_smi(2), jc.Topology),
     "amd-smi json": (printed.amd_smi_json(2), jc.Topology),
+    "ibnetdiscover": (printed.leaf_spine(2, 2, 1), jc.Topology),
     "slurm": (printed.TREE, jc.Topology),
     "slurm blocks": (printed.BLOCKS, jc.Topology),
     "astra-sim": (ASTRA, jc.Topology),

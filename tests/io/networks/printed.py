@@ -24,6 +24,52 @@ BlockName=rack2 Nodes=gb[03-04]
 BlockSizes=2
 """
 
+# ---------------------------------------------------------------------- InfiniBand
+
+Node = tuple[str, int]  # an identifier such as "S-1", and a port
+
+
+def ibnetdiscover(
+    described: dict[str, str], cables: list[tuple[Node, Node]], speed: str = "4xNDR"
+) -> str:
+    """Nodes by identifier, and cables, each of which is printed at both ends."""
+    text = "#\n# Topology file: generated on some day\n#\n"
+    for node, name in described.items():
+        kind = "switch" if node.startswith("S") else "ca"
+        text += f"\nvendid=0x2c9\ndevid=0x1\nsysimgguid=0x{node[2:]}\n{kind}guid=0x{node[2:]}\n"
+        what = "enhanced port 0 lid 1 lmc 0" if kind == "switch" else ""
+        text += f'{kind.capitalize()}\t64 "{node}"\t\t# "{name}" {what}\n'
+        for ends in cables:
+            for here, there in (ends, ends[::-1]):
+                if here[0] == node:
+                    guid = f"({there[0][2:]})" if there[0].startswith("H") else ""
+                    own = f"({node[2:]})" if kind == "ca" else ""
+                    text += (
+                        f'[{here[1]}]{own}\t"{there[0]}"[{there[1]}]{guid} \t\t# '
+                        f'"{described.get(there[0], "")}" lid 4 {speed}\n'
+                    )
+    return text
+
+
+def leaf_spine(leaves: int, hosts: int, spines: int, adapters: int = 1, speed="4xNDR") -> str:
+    """Hosts with as many adapters to their leaf, and leaves with two cables to every spine."""
+    described = {f"S-a{s}": f"MF0;leaf{s}:MQM9700/U1" for s in range(leaves)}
+    described |= {f"S-b{s}": f"MF0;spine{s}:MQM9700/U1" for s in range(spines)}
+    cables: list[tuple[Node, Node]] = []
+    for leaf in range(leaves):
+        for h in range(hosts):
+            for a in range(adapters):
+                node = f"H-{leaf}0{h}0{a}"
+                described[node] = f"n{leaf * hosts + h} mlx5_{a}"
+                cables.append(((node, 1), (f"S-a{leaf}", 1 + h * adapters + a)))
+        cables += [
+            ((f"S-a{leaf}", 40 + 2 * s + i), (f"S-b{s}", 1 + 2 * leaf + i))
+            for s in range(spines)
+            for i in range(2)
+        ]
+    return ibnetdiscover(described, cables, speed)
+
+
 # ---------------------------------------------------------------------- AMD
 
 
