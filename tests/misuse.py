@@ -24,6 +24,7 @@ from jaxcoll.io import (
     ibnetdiscover,
     infragraph,
     json,
+    lstopo,
     multitree,
     nccl_tests,
     nccl_topology,
@@ -70,6 +71,7 @@ FRAMING = simulation.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+MACHINE = {"gpu": "v100", "hosts": 1, "network": 50e9, "speeds": "nccl"}
 FABRIC = {"gpu": "h100:8", "nodes": "n[1-2]", "inside": 450e9, "alpha": 1e-6}
 CLUSTER = {"gpu": "h100:8", "nodes": "gpu[01-02]", "inside": 450e9, "network": 50e9, "alpha": 1e-6}
 MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
@@ -288,6 +290,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.ibnetdiscover.load": (
         ibnetdiscover.load, {"path": "/nowhere", **FABRIC, "max_bytes": 1000}
     ),
+    "io.lstopo.loads": (
+        lstopo.loads, {"text": printed.lstopo(hosts.clique({(0, 1): 2}, 2), "V100"), **MACHINE}
+    ),
+    "io.lstopo.load": (lstopo.load, {"path": "/nowhere", **MACHINE, "max_bytes": 1000}),
     "io.slurm.loads": (slurm.loads, {"text": printed.TREE, **CLUSTER}),
     "io.slurm.load": (slurm.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}),
     "io.astra_sim.loads": (

@@ -52,6 +52,7 @@ from jaxcoll.io.networks import (
     graph_files,
     ibnetdiscover,
     infragraph,
+    lstopo,
     nccl_topology,
     nvidia_smi,
     slurm,
@@ -133,6 +134,7 @@ ON_NETWORK = {
 }
 _ROOTS = {
     "algo": "msccl", "Algo": "forestcoll", "system": "nccl topology", "graphs": "nccl graphs",
+    "topology": "lstopo",
     **dict.fromkeys(graph_files.FORMATS, "graph"),
 }  # fmt: skip
 
@@ -241,7 +243,9 @@ def _read(
             "JSON, MSCCL's and NCCL's files XML, times logs of nccl-tests: docs/formats.md has all"
         )
     if kind.startswith("<"):
-        raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got {kind}")
+        raise FormatError(
+            f"expected <algo>, <Algo>, <system>, <topology>, <graphml> or <gexf>, got {kind}"
+        )
     return _READERS[kind](text)
 
 
@@ -257,6 +261,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "ibnetdiscover": ibnetdiscover.loads,
     "infragraph": infragraph.loads,
     "astra-sim": astra_sim.loads,
+    "lstopo": lstopo.loads,
     "multitree": multitree.loads,
     "timings": timings.loads,
     "nccl-conf": conf.loads,
@@ -310,6 +315,7 @@ __all__ = [
     "infragraph",
     "load",
     "loads",
+    "lstopo",
     "msccl",
     "mscclpp",
     "multitree",

@@ -336,6 +336,15 @@ def _of_clusters() -> dict[str, Kind]:
             _use_description(io.ibnetdiscover.load, gpu="h100:2"),
             refused,
         ),
+        "lstopo": Kind(
+            _texts(
+                printed.lstopo(hosts.clique({(0, 1): 2, (1, 2): 1}, 3), "Tesla V100"),
+                printed.lstopo(hosts.amd(2), "AMD Instinct MI300X", 50000),
+            ),
+            _as_text,
+            _use_description(io.lstopo.load),
+            refused,
+        ),
         "slurm": Kind(
             _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS),
             _as_text,

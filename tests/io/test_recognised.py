@@ -48,6 +48,7 @@ TEXTS = {
     "amd-smi": (printed.amd_smi(2), jc.Topology),
     "amd-smi json": (printed.amd_smi_json(2), jc.Topology),
     "ibnetdiscover": (printed.leaf_spine(2, 2, 1), jc.Topology),
+    "lstopo": (printed.lstopo(hosts.h100()), jc.Topology),
     "slurm": (printed.TREE, jc.Topology),
     "slurm blocks": (printed.BLOCKS, jc.Topology),
     "astra-sim": (ASTRA, jc.Topology),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
+from xml.etree import ElementTree
 
 Said = Callable[[int, int], object]  # of two GPUs
 
@@ -68,6 +70,104 @@ def leaf_spine(leaves: int, hosts: int, spines: int, adapters: int = 1, speed="4
             for i in range(2)
         ]
     return ibnetdiscover(described, cables, speed)
+
+
+# ---------------------------------------------------------------------- hwloc
+
+
+def lstopo(nccl: str, model: str = "NVIDIA H100 80GB HBM3", megabytes: int = 26562) -> str:
+    """The host of a dump of NCCL's as ``lstopo topology.xml`` writes it.
+
+    Args:
+        model: of its GPUs, as NVML names it; without one hwloc had no library for them.
+        megabytes: per second of one of their links; 0 for no matrix.
+    """
+    root = ElementTree.fromstring(nccl)  # noqa: S314  (the tests' own text)
+    number = itertools.count(10)
+    osdevs: dict[str, int] = {}  # by bus
+    lines = ['<object type="Machine" os_index="0" gp_index="1">']
+    for i, cpu in enumerate(root):
+        said = cpu.attrib
+        lines.append(f'<object type="Package" os_index="{i}" gp_index="{next(number)}">')
+        for name, key in (("CPUVendor", "vendor"), ("CPUModelNumber", "modelid")):
+            lines.append(f'<info name="{name}" value="{said.get(key, "")}"/>')
+        lines.append(f'<object type="NUMANode" os_index="{i}" gp_index="{next(number)}"/>')
+        lines.append(f'<object type="Bridge" gp_index="{next(number)}" bridge_type="0-1">')
+        lines += [line for pci in cpu for line in _hwloc_pci(pci, model, number, osdevs)]
+        lines += ["</object>", "</object>"]
+    lines.append("</object>")
+    gpus = [pci for pci in root.iter("pci") if pci.find("gpu") is not None]
+    speeds = {
+        (pci.attrib["busid"], link.attrib["target"]): int(link.attrib["count"]) * megabytes
+        for pci in gpus
+        for link in [*pci.iter("nvlink"), *pci.iter("xgmi")]
+    }
+    switches = sorted({b for _, b in speeds} - osdevs.keys())
+    for bus in switches:  # seen by the machine, on a bridge without a card
+        osdevs[bus] = next(number)
+        lines.insert(
+            -1,
+            f'<object type="PCIDev" gp_index="{osdevs[bus]}" pci_busid="{bus}" '
+            'pci_type="0680 [10de:22a3] [10de:1796] a1" pci_link_speed="4.000000"/>',
+        )
+    if megabytes:
+        name = "XGMIBandwidth" if root.find(".//xgmi") is not None else "NVLinkBandwidth"
+        lines += _hwloc_matrix(
+            name, [pci.attrib["busid"] for pci in gpus], switches, osdevs, speeds
+        )
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n'
+    return head + '<topology version="2.0">\n' + "\n".join(lines) + "\n</topology>\n"
+
+
+def _hwloc_pci(pci: ElementTree.Element, model: str, number, osdevs: dict[str, int]) -> list[str]:
+    said = pci.attrib
+    rates = {"2.5": 0.25, "5.0": 0.5, "8.0": 0.984615, "16.0": 1.969231, "32.0": 3.938462}
+    speed = rates[said["link_speed"].split()[0]] * int(said["link_width"])
+    kind, code = said["class"][2:6], f"[{said['vendor'][2:]}:{said['device'][2:]}]"
+    slot = f'pci_busid="{said["busid"]}" pci_type="{kind} {code} [0000:0000] a1" '
+    slot += f'pci_link_speed="{speed:.6f}"'
+    bridge = "Bridge" if kind == "0604" else "PCIDev"
+    more = 'bridge_type="1-1" depth="1" ' if kind == "0604" else ""
+    lines = [f'<object type="{bridge}" gp_index="{next(number)}" {more}{slot}>']
+    for inside in pci:
+        if inside.tag == "pci":
+            lines += _hwloc_pci(inside, model, number, osdevs)
+        elif inside.tag == "gpu" and model:
+            osdevs[said["busid"]] = next(number)
+            lines += [
+                f'<object type="OSDev" gp_index="{osdevs[said["busid"]]}" name="nvml0" '
+                f'osdev_type="1"><info name="GPUModel" value="{model}"/></object>'
+            ]
+        for net in inside.iter("net"):
+            name = net.attrib["name"]
+            lines += [
+                f'<object type="OSDev" gp_index="{next(number)}" name="{name}" '
+                'osdev_type="3"><info name="Port1State" value="4"/></object>',
+                f'<object type="OSDev" gp_index="{next(number)}" name="ib0" osdev_type="2"/>',
+            ]
+    return [*lines, "</object>"]  # fmt: skip
+
+
+def _hwloc_matrix(name: str, gpus: list[str], switches: list[str], osdevs, speeds) -> list[str]:
+    """Ten entries to a line, as hwloc writes them."""
+    ends = [*gpus, *switches]
+    kinds = ["OSDev"] * len(gpus) + ["PCIDev"] * len(switches)
+    tag = "distances2hetero" if switches else "distances2"
+    indexes = [
+        f"{k}:{osdevs[b]}" if switches else f"{osdevs[b]}" for k, b in zip(kinds, ends, strict=True)
+    ]
+    values = [
+        1_000_000 if a == b else speeds.get((a, b), speeds.get((b, a), 0))
+        for a in ends
+        for b in ends
+    ]
+    kind = "" if switches else 'type="OSDev" '
+    lines = [f'<{tag} {kind}nbobjs="{len(ends)}" kind="9" name="{name}" indexing="gp">']
+    for inner, entries in (("indexes", indexes), ("u64values", [str(v) for v in values])):
+        for at in range(0, len(entries), 10):
+            line = " ".join(entries[at : at + 10]) + " "
+            lines.append(f'<{inner} length="{len(line)}">{line}</{inner}>')
+    return [*lines, f"</{tag}>"]
 
 
 # ---------------------------------------------------------------------- AMD
