@@ -20,6 +20,7 @@ from jaxcoll.io import (
     amd_smi,
     astra_sim,
     forestcoll,
+    gke_labels,
     graph_files,
     ibnetdiscover,
     infragraph,
@@ -28,6 +29,7 @@ from jaxcoll.io import (
     multitree,
     nccl_tests,
     nccl_topology,
+    ns3,
     nvidia_smi,
     sccl,
     slurm,
@@ -294,6 +296,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lstopo.loads, {"text": printed.lstopo(hosts.clique({(0, 1): 2}, 2), "V100"), **MACHINE}
     ),
     "io.lstopo.load": (lstopo.load, {"path": "/nowhere", **MACHINE, "max_bytes": 1000}),
+    "io.gke_labels.loads": (gke_labels.loads, {"text": printed.LABELS, **LINKS}),
+    "io.gke_labels.load": (gke_labels.load, {"path": "/nowhere", **LINKS, "max_bytes": 1000}),
+    "io.tpu_slices.network": (
+        tpu_slices.network, {"kind": "TPU v5", "shape": (2, 2, 2), **LINKS}
+    ),
+    "io.ns3.loads": (ns3.loads, {"text": printed.SIMAI}),
+    "io.ns3.load": (ns3.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.slurm.loads": (slurm.loads, {"text": printed.TREE, **CLUSTER}),
     "io.slurm.load": (slurm.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}),
     "io.astra_sim.loads": (

@@ -1,8 +1,7 @@
 """Networks by name: "torus:4x4", "dgx-h100:4", "v5p:4x4x8", a product of others, or a file.
 
 A name is a family of ``jc.topologies`` with hyphens, a colon and its numbers with x between them.
-TPU slices are wired by the library's table of devices, without the TPU compiler: a chip is any
-object with a ``device_kind`` and ``coords``.
+TPU slices are wired by the library's table of devices, without the TPU compiler.
 """
 
 from __future__ import annotations
@@ -102,17 +101,6 @@ SLICES = {
     "v6e": "TPU v6 lite",
     "v7x": "TPU7x",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chip:
-    """What ``Topology.from_devices`` reads of a device of a TPU slice."""
-
-    device_kind: str
-    coords: tuple[int, ...]
-    process_index: int = 0
-    platform: str = "tpu"
-    core_on_chip: int = 0
 
 
 def network_names() -> list[str]:
@@ -275,15 +263,10 @@ def _slice(name: str, sides: tuple[int, ...], speeds: Speeds):
 
 
 def _chips(kind: str, sides: tuple[int, ...], speeds: Speeds):
-    import itertools
+    from jaxcoll.io import tpu_slices
 
-    import jaxcoll as jc
-
-    # Chips have three coordinates, of a flat generation the third is 0.
-    whole = (*sides, *(1,) * (3 - len(sides)))
-    chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
     alpha, bandwidth = (_single(kind, each) for each in speeds)
-    return jc.Topology.from_devices(chips, **_given(alpha=alpha, bandwidth=bandwidth))
+    return tpu_slices.network(kind, sides, alpha=alpha, bandwidth=bandwidth)
 
 
 def _of_file(path: str, speeds: Speeds):

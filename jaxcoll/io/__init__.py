@@ -49,11 +49,13 @@ from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule
 from jaxcoll.io.networks import (
     amd_smi,
     astra_sim,
+    gke_labels,
     graph_files,
     ibnetdiscover,
     infragraph,
     lstopo,
     nccl_topology,
+    ns3,
     nvidia_smi,
     slurm,
     tpu_slices,
@@ -82,6 +84,7 @@ _TEXTS = tuple(
         ("nvidia-smi", r"^\W*GPU0\b"),
         ("astra-sim", r"^topology:\s*\["),
         ("ibnetdiscover", r'^(Switch|Ca|Rt)\s+[0-9]{1,5}\s+"[SHR]-'),
+        ("ns-3", rf"{ns3.BEGINS}[\s\S]{{1,4000}}?[0-9][KkMGT]?i?[bB](ps|/s)\b"),
         ("slurm", r"(?i)^[ \t]*(SwitchName|BlockName|BlockSizes)="),
     )
 )
@@ -150,6 +153,9 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
         ``<root>`` where none is.
     """
     start = text[:_START].lstrip("\ufeff \t\r\n")
+    # Deep inside of what kubectl prints, in whatever form.
+    if gke_labels.LABEL in text and not start.startswith("<"):
+        return "gke labels"
     if start.startswith("<"):
         # The root is what says a format: MSCCL's <algo> and ForestColl's <Algo> differ in a letter.
         bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
@@ -253,7 +259,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "jaxcoll": json.loads,
     "nccl topology": lambda text: nccl_topology.topology(nccl_topology.loads(text)),
     "amd-smi": amd_smi.loads,
+    "ns-3": ns3.loads,
     "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
+    "gke labels": gke_labels.loads,
     "graph": graph_files.loads,
     "sccl": sccl.loads,
     "slurm": slurm.loads,
@@ -310,6 +318,7 @@ __all__ = [
     "chakra",
     "dumps",
     "forestcoll",
+    "gke_labels",
     "graph_files",
     "ibnetdiscover",
     "infragraph",
@@ -321,6 +330,7 @@ __all__ = [
     "multitree",
     "nccl_tests",
     "nccl_topology",
+    "ns3",
     "nvidia_smi",
     "open_compact",
     "save",

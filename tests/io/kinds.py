@@ -345,6 +345,15 @@ def _of_clusters() -> dict[str, Kind]:
             _use_description(io.lstopo.load),
             refused,
         ),
+        "gke labels": Kind(
+            _texts(json.dumps(printed.nodes()), printed.DESCRIBED),
+            _as_text,
+            _use_description(io.gke_labels.load),
+            refused,
+        ),
+        "ns3": Kind(
+            _texts(printed.SIMAI, printed.HPCC), _as_text, _use_description(io.ns3.load), refused
+        ),
         "slurm": Kind(
             _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS),
             _as_text,

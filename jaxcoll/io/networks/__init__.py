@@ -7,5 +7,6 @@
 - ``slurm``: the switches of a cluster; ``ibnetdiscover``: and its cables; ``clusters``: hosts on
   them, and lists of hosts;
 - ``graph_files``: GraphML and GEXF; ``infragraph``: InfraGraph; ``astra_sim``: networks of
-  ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name.
+  ASTRA-sim's analytical backend; ``ns3``: topologies of ns-3 simulators; ``tpu_slices``: TPU slices
+  by name; ``gke_labels``: by the labels of their nodes.
 """

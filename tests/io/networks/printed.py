@@ -170,6 +170,53 @@ def _hwloc_matrix(name: str, gpus: list[str], switches: list[str], osdevs, speed
     return [*lines, f"</{tag}>"]
 
 
+# ---------------------------------------------------------------------- GKE
+
+
+def nodes(
+    accelerator: str = "tpu-v5p-slice", topology: str = "2x2x4", pools: tuple[str, ...] = ("a",)
+) -> dict:
+    """What ``kubectl get nodes -o json`` has of two nodes in every pool."""
+    items = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {
+            "annotations": {"node.gke.io/last-applied-node-labels": "x=y"},
+            "labels": {
+                "beta.kubernetes.io/arch": "amd64", "cloud.google.com/gke-nodepool": pool,
+                "cloud.google.com/gke-tpu-accelerator": accelerator,
+                "cloud.google.com/gke-tpu-topology": topology,
+            }, "name": f"gke-tpu-{pool}-{i}"}, "spec": {"podCIDR": "10.0.0.0/24"}}
+        for pool in pools for i in range(2)
+    ]  # fmt: skip
+    return {"apiVersion": "v1", "items": items, "kind": "List", "metadata": {}}
+
+
+LABELS = (
+    "cloud.google.com/gke-tpu-accelerator=tpu-v5p-slice,cloud.google.com/gke-tpu-topology=2x2x4"
+)
+DESCRIBED = """Name:               gke-tpu-1
+Roles:              <none>
+Labels:             beta.kubernetes.io/arch=amd64
+                    cloud.google.com/gke-tpu-accelerator=tpu-v5p-slice
+                    cloud.google.com/gke-tpu-topology=2x2x4
+Annotations:        <none>
+"""
+
+# ---------------------------------------------------------------------- ns-3
+
+# Two servers of two GPUs, an NVSwitch each, below one switch.
+SIMAI = """7 2 2 1 8 H100
+4 5 6
+0 4 2880Gbps 0.000025ms 0
+1 4 2880Gbps 0.000025ms 0
+2 5 2880Gbps 0.000025ms 0
+3 5 2880Gbps 0.000025ms 0
+0 6 400Gbps 0.0005ms 0
+1 6 400Gbps 0.0005ms 0
+2 6 400Gbps 0.0005ms 0
+3 6 400Gbps 0.0005ms 0
+"""
+HPCC = "4 1 3\n0\n0 1 100Gbps 1us 0.000000\n2 0 100Gbps 1us 0\n0 3 25Gb/s 500ns 0\n"
+
 # ---------------------------------------------------------------------- AMD
 
 
