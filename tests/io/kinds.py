@@ -355,7 +355,7 @@ def _of_clusters() -> dict[str, Kind]:
             _texts(printed.SIMAI, printed.HPCC), _as_text, _use_description(io.ns3.load), refused
         ),
         "slurm": Kind(
-            _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS),
+            _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS, printed.YAML),
             _as_text,
             _use_description(io.slurm.load, gpu="h100:2"),
             refused,

@@ -54,6 +54,7 @@ TEXTS = {
     "ns-3 of simai": (printed.SIMAI, jc.Topology),
     "ns-3 of hpcc": (printed.HPCC, jc.Topology),
     "slurm": (printed.TREE, jc.Topology),
+    "slurm yaml": (printed.YAML, jc.Topology),
     "slurm blocks": (printed.BLOCKS, jc.Topology),
     "astra-sim": (ASTRA, jc.Topology),
     "nccl conf": (conf.dumps(RULES), tuple),

@@ -1,5 +1,5 @@
-"""SLURM's ``topology.conf``: hosts below switches or in blocks, and what ``scontrol show topology``
-prints of it.
+"""SLURM's ``topology.conf`` and ``topology.yaml``: hosts below switches or in blocks; and the print
+of ``scontrol show topology``.
 
 A file names switches, and the hosts or switches below each. It says neither the GPUs of a host, the
 cables up from a switch, nor any speed that SLURM would use: a port is assumed per GPU, and of every
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from jaxcoll.errors import FormatError, TopologyError, shown
+from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.files import load_text
 from jaxcoll.io.networks.clusters import (
     MOST_HOSTS,
@@ -50,7 +50,8 @@ def loads(
     """The network of a file; ranks are GPUs, or hosts where their GPUs are not stated.
 
     Args:
-        text: of ``topology.conf``, or what ``scontrol show topology`` printed.
+        text: of ``topology.conf``, of ``topology.yaml``, whose default topology is taken, or the
+            print of ``scontrol show topology``.
         gpu: the GPUs of a host as SLURM writes them, ``h100:8``; without it hosts are ranks.
         nodes: hosts to take, as those of a job: ``gpu[01-16]`` (``SLURM_JOB_NODELIST``); all when
             None.
@@ -103,7 +104,8 @@ class _File:
         self.hosts: dict[str, int] = {}
         self.below: dict[str, tuple[list[str], list[str]]] = {}  # hosts and switches of a switch
         self.blocks: dict[str, list[str]] = {}
-        for where, said in _lines(text):
+        is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE)
+        for where, said in _default(text) if is_yaml else _lines(text):
             if "switchname" in said:
                 self._check_keys(where, said, _SWITCH, "SwitchName")
                 under = self._names(where, said.get("switches", ""))
@@ -239,3 +241,53 @@ def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
                 f"line {number}: expected SwitchName= or BlockName=, got {shown(line)}"
             )
         yield f"line {number}", said
+
+
+# ---------------------------------------------------------------------- topology.yaml
+
+# A key and its value, in a list's item or not; lines of numbers are sizes of blocks.
+_ENTRY = re.compile(r"(-\s+)?([a-z_]{1,40})\s*:\s*(.*)")
+_SIZES = re.compile(r"-?\s*[0-9\[\], -]+")
+_KEYS = {"switch": "switchname", "block": "blockname", "children": "switches", "nodes": "nodes"}
+_PASSED_YAML = {"switches", "blocks", "block_sizes", "tree", "flat", "alpha_step_rank"}
+
+Topologies = dict[str, list[tuple[str, dict[str, str]]]]
+
+
+def _default(text: str) -> list[tuple[str, dict[str, str]]]:
+    """The lines of the cluster's default topology, as ``_lines`` has them.
+
+    By lines, not by a YAML parser: keys with words need no package.
+    """
+    found: Topologies = {}
+    chosen, name = "", ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*", "", raw).strip()
+        if not line or line == "---" or _SIZES.fullmatch(line):
+            continue
+        entry = _ENTRY.fullmatch(line)
+        key, value = (entry[2], entry[3].strip("\"'")) if entry else ("", "")
+        if key == "topology":
+            name = value
+            if name in found:
+                raise FormatError(f"line {number}: the topology {shown(name)} is given twice")
+            found[name] = []
+        elif key == "cluster_default":
+            chosen = name if value.lower() == "true" and not chosen else chosen
+        elif key in ("switch", "block") and entry and entry[1]:
+            found.setdefault(name, []).append((f"line {number}", {_KEYS[key]: value}))
+        elif key in ("children", "nodes") and found.get(name):
+            found[name][-1][1][_KEYS[key]] = value
+        elif key not in _PASSED_YAML and not (key == "block" and not value):
+            raise FormatError(
+                f"line {number}: expected topology, tree, block, switch, children or nodes, got "
+                f"{shown(line)}"
+            )
+    with_hosts = [each for each, lines in found.items() if lines]
+    taken = chosen if found.get(chosen) else next(iter(with_hosts), "")
+    if len(with_hosts) > 1 or (with_hosts and taken != chosen):
+        warn_user(
+            f"of the topologies {shown(', '.join(found))} that of {shown(taken)} is taken",
+            AssumptionWarning,
+        )
+    return found.get(taken, [])

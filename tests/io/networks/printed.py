@@ -72,6 +72,30 @@ def leaf_spine(leaves: int, hosts: int, spines: int, adapters: int = 1, speed="4
     return ibnetdiscover(described, cables, speed)
 
 
+YAML = """---
+# the tree of TREE, and blocks
+- topology: racks
+  cluster_default: false
+  block:
+    block_sizes:
+      - 2
+    blocks:
+      - block: rack1
+        nodes: gpu[01-04]
+- topology: fabric
+  cluster_default: true
+  tree:
+    switches:
+      - switch: leaf1
+        nodes: gpu[01-02]
+      - switch: leaf2
+        nodes: "gpu[03-04]"
+      - switch: spine
+        children: leaf[1-2]
+- topology: all
+  flat: true
+"""
+
 # ---------------------------------------------------------------------- hwloc
 
 

@@ -28,7 +28,7 @@ def links(topology: jc.Topology) -> dict[tuple[str, str], float]:
     return {(names[a], names[b]): speed for a, b, speed in ends}
 
 
-@pytest.mark.parametrize("text", [printed.TREE, printed.TREE_SHOWN])
+@pytest.mark.parametrize("text", [printed.TREE, printed.TREE_SHOWN, printed.YAML])
 def test_a_tree_of_switches(text):
     found = links(made := slurm.loads(text, network=25e9))
     assert (made.num_ranks, made.num_vertices, made.num_links) == (4, 7, 12)
@@ -84,6 +84,36 @@ def test_blocks_are_racks_of_nvlink_or_switches():
     assert plain["rack1", "network"] == 20e9
     one = slurm.loads("BlockName=b Nodes=n[1-3]")
     assert one.vertex_names[3:] == ("b",)
+
+
+def test_the_default_of_a_yaml_file_is_taken():
+    with pytest.warns(AssumptionWarning, match="'racks, fabric, all' that of 'fabric' is taken"):
+        slurm.loads(printed.YAML)
+    racks = printed.YAML.replace("false", "True", 1)
+    assert slurm.loads(racks).vertex_names[4:] == ("rack1",)
+    flat = printed.YAML.replace("cluster_default: true", "").replace("racks", "flat")
+    assert slurm.loads(flat).vertex_names[4:] == ("rack1",)
+    alone = printed.YAML[printed.YAML.index("- topology: fabric") :]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        slurm.loads(alone, gpu="gh200", network=1e9, alpha=0, nodes="gpu01")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("topology: racks", "topology: fabric", "line 11: the topology 'fabric' is given twice"),
+        ("children", "below", "line 20: expected topology, tree, block, switch"),
+        ("switch: leaf2", "switch: leaf1", "line 17: the name 'leaf1' is empty or given twice"),
+        ("gpu[01-02]", "gpu[2-1]", "line 15: '2-1' is not a range"),
+        ("nodes: ", "nodes = ", "expected topology"),
+        ("- switch", "- flat", "line 16: expected topology"),
+    ],
+)
+def test_other_yaml_is_refused(old, new, message):
+    assert old in printed.YAML
+    with pytest.raises(FormatError, match=message):
+        slurm.loads(printed.YAML.replace(old, new))
 
 
 def test_a_rack_that_is_not_known_is_said():
