@@ -20,6 +20,7 @@ from jaxcoll.topology import Topology
 
 MOST_HOSTS, MOST_SWITCHES = 2**14, 2**14
 _MOST_RANKS, _MOST_WIRES = 2**16, 2**20
+_MOST_PIECES = 17  # of an expression: eight pairs of brackets, and the text between
 SWITCH_ALPHA = 0.5e-6  # between two switches: the port-to-port latency of one, and a cable
 NETWORK = 50e9  # of a port that nobody states: 400 Gbit/s
 
@@ -105,7 +106,9 @@ def hosts_named(text: str, most: int = MOST_HOSTS) -> list[str]:
         # An expression has several pairs of brackets, as rack[1-2]node[01-16].
         found = [""]
         pieces = re.split(r"\[([^\[\]]*)\]", part)
-        if any(bracket in piece for piece in pieces for bracket in "[]") or not part:
+        # Of more the names would grow with the file's square.
+        is_one = part and len(pieces) <= _MOST_PIECES
+        if not is_one or any(bracket in piece for piece in pieces for bracket in "[]"):
             raise FormatError(f"not a list of names as gpu[01-16,20]: {shown(text)}")
         for i, piece in enumerate(pieces):
             inner = _numbers(piece, text, most) if i % 2 else [piece]
@@ -118,14 +121,13 @@ def hosts_named(text: str, most: int = MOST_HOSTS) -> list[str]:
 
 def _parts(text: str) -> list[str]:
     """Of a list its expressions: commas inside brackets are theirs."""
-    parts, depth = [""], 0
-    for piece in re.split(r"([\[\],])", text):
-        depth += (piece == "[") - (piece == "]")
-        if piece == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += piece
-    return parts
+    parts, start, depth = [], 0, 0
+    for mark in re.finditer(r"[\[\],]", text):
+        depth += (mark[0] == "[") - (mark[0] == "]")
+        if mark[0] == "," and depth == 0:
+            parts.append(text[start : mark.start()])
+            start = mark.end()
+    return [*parts, text[start:]]
 
 
 def _numbers(text: str, whole: str, most: int) -> list[str]:

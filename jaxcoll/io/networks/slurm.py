@@ -104,7 +104,7 @@ class _File:
         self.hosts: dict[str, int] = {}
         self.below: dict[str, tuple[list[str], list[str]]] = {}  # hosts and switches of a switch
         self.blocks: dict[str, list[str]] = {}
-        is_yaml = re.search(r"^\s*-\s+topology\s*:", text, re.MULTILINE)
+        is_yaml = re.search(r"^[ \t]*-[ \t]+topology[ \t]*:", text, re.MULTILINE)
         for where, said in _default(text) if is_yaml else _lines(text):
             if "switchname" in said:
                 self._check_keys(where, said, _SWITCH, "SwitchName")
@@ -247,7 +247,7 @@ def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 # A key and its value, in a list's item or not; lines of numbers are sizes of blocks.
 _ENTRY = re.compile(r"(-\s+)?([a-z_]{1,40})\s*:\s*(.*)")
-_SIZES = re.compile(r"-?\s*[0-9\[\], -]+")
+_SIZES = re.compile(r"[-0-9\[\], ]+")
 _KEYS = {"switch": "switchname", "block": "blockname", "children": "switches", "nodes": "nodes"}
 _PASSED_YAML = {"switches", "blocks", "block_sizes", "tree", "flat", "alpha_step_rank"}
 

@@ -116,6 +116,12 @@ def test_other_yaml_is_refused(old, new, message):
         slurm.loads(printed.YAML.replace(old, new))
 
 
+def test_long_lines_and_many_are_read_once():
+    for text in ("- topology: a\n" + "- " + " " * 2**19 + "x", "\n" * 2**19 + "x", "[" * 2**19):
+        with pytest.raises(FormatError):
+            slurm.loads(text)
+
+
 def test_a_rack_that_is_not_known_is_said():
     with pytest.warns(AssumptionWarning, match="NVLink of gb200 ends at its host"):
         made = slurm.loads(printed.TREE, gpu="gb200")
@@ -177,7 +183,7 @@ def test_lists_of_several_brackets():
 
 @pytest.mark.parametrize(
     "text", ["", ",", "a[1-2", "a1-2]", "a[[1]]", "a[2-1]", "a[x]", "a[]", "a[1-999999999]",
-             "a[1-200]b[1-200]", "a[1-9999],b[1-9999]", "a," * 20_000],
+             "a[1-200]b[1-200]", "a[1-9999],b[1-9999]", "[1]" * 2**19, "a," * 20_000],
 )  # fmt: skip
 def test_what_is_no_list_is_refused(text):
     with pytest.raises(FormatError, match=r"not a list|not a range|has more than"):
