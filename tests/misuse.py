@@ -17,16 +17,22 @@ import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, simulation, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import (
+    amd_smi,
     astra_sim,
     forestcoll,
+    gke_labels,
     graph_files,
+    ibnetdiscover,
     infragraph,
     json,
+    lstopo,
     multitree,
     nccl_tests,
     nccl_topology,
+    ns3,
     nvidia_smi,
     sccl,
+    slurm,
     teccl,
     timings,
     tpu_slices,
@@ -35,7 +41,7 @@ from jaxcoll.io import (
 from jaxcoll.links import capable_switches
 from jaxcoll.simulation import LinkModel, messages, steady_seconds
 from jaxcoll.synth import direct_connect
-from tests.io.networks import hosts
+from tests.io.networks import hosts, printed
 
 HOSTILE: tuple[Any, ...] = (
     None, "", "x", "abcd", b"x", True, math.nan, math.inf, -math.inf, -1, 0, 0.5, 1e30, 10**12,
@@ -67,6 +73,9 @@ FRAMING = simulation.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+MACHINE = {"gpu": "v100", "hosts": 1, "network": 50e9, "speeds": "nccl"}
+FABRIC = {"gpu": "h100:8", "nodes": "n[1-2]", "inside": 450e9, "alpha": 1e-6}
+CLUSTER = {"gpu": "h100:8", "nodes": "gpu[01-02]", "inside": 450e9, "network": 50e9, "alpha": 1e-6}
 MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
   "links": [{"name": "l"}], "edges": [{"ep1": {"component": "x"}, "ep2": {"component": "x"},
   "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
@@ -267,6 +276,35 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.nvidia_smi.dumps": (nvidia_smi.dumps, {"table": SMI}),
     "io.nvidia_smi.load": (nvidia_smi.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.nvidia_smi.save": (nvidia_smi.save, {"path": "table.txt", "table": SMI}),
+    "io.amd_smi.loads": (
+        amd_smi.loads,
+        {"text": printed.rocm_smi(2), "gpu": "mi300x", "hosts": 2, "inside": 64e9,
+         "network": 50e9, "speeds": "nccl"},
+    ),
+    "io.amd_smi.load": (
+        amd_smi.load,
+        {"path": "/nowhere", "gpu": "mi300x", "hosts": 2, "inside": 64e9, "network": 50e9,
+         "speeds": "nccl", "max_bytes": 1000},
+    ),
+    "io.ibnetdiscover.loads": (
+        ibnetdiscover.loads, {"text": printed.leaf_spine(2, 2, 1), **FABRIC}
+    ),
+    "io.ibnetdiscover.load": (
+        ibnetdiscover.load, {"path": "/nowhere", **FABRIC, "max_bytes": 1000}
+    ),
+    "io.lstopo.loads": (
+        lstopo.loads, {"text": printed.lstopo(hosts.clique({(0, 1): 2}, 2), "V100"), **MACHINE}
+    ),
+    "io.lstopo.load": (lstopo.load, {"path": "/nowhere", **MACHINE, "max_bytes": 1000}),
+    "io.gke_labels.loads": (gke_labels.loads, {"text": printed.LABELS, **LINKS}),
+    "io.gke_labels.load": (gke_labels.load, {"path": "/nowhere", **LINKS, "max_bytes": 1000}),
+    "io.tpu_slices.network": (
+        tpu_slices.network, {"kind": "TPU v5", "shape": (2, 2, 2), **LINKS}
+    ),
+    "io.ns3.loads": (ns3.loads, {"text": printed.SIMAI}),
+    "io.ns3.load": (ns3.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.slurm.loads": (slurm.loads, {"text": printed.TREE, **CLUSTER}),
+    "io.slurm.load": (slurm.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}),
     "io.astra_sim.loads": (
         astra_sim.loads,
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},

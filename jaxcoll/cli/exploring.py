@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxcoll.cli.descriptions import description_of
 from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
 from jaxcoll.cli.networks import (
     NetworkName,
-    is_nvidia_smi,
     named_network,
     network_names,
     network_options,
@@ -163,7 +163,7 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
     # A file without its network, then one with it, then a name.
     if needs_network(what):
         return read_schedule(what, given)
-    if os.path.isfile(what) and not is_nvidia_smi(what):
+    if os.path.isfile(what) and description_of(what) is None:
         found = jc.io.load(what)
         if not isinstance(found, jc.Topology | jc.Schedule):
             kind = type(found).__name__

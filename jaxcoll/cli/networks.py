@@ -1,8 +1,7 @@
 """Networks by name: "torus:4x4", "dgx-h100:4", "v5p:4x4x8", a product of others, or a file.
 
 A name is a family of ``jc.topologies`` with hyphens, a colon and its numbers with x between them.
-TPU slices are wired by the library's table of devices, without the TPU compiler: a chip is any
-object with a ``device_kind`` and ``coords``.
+TPU slices are wired by the library's table of devices, without the TPU compiler.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.descriptions import NAMED, OPTIONS, described_network, description_of
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
@@ -101,17 +101,6 @@ SLICES = {
     "v6e": "TPU v6 lite",
     "v7x": "TPU7x",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chip:
-    """What ``Topology.from_devices`` reads of a device of a TPU slice."""
-
-    device_kind: str
-    coords: tuple[int, ...]
-    process_index: int = 0
-    platform: str = "tpu"
-    core_on_chip: int = 0
 
 
 def network_names() -> list[str]:
@@ -274,52 +263,25 @@ def _slice(name: str, sides: tuple[int, ...], speeds: Speeds):
 
 
 def _chips(kind: str, sides: tuple[int, ...], speeds: Speeds):
-    import itertools
+    from jaxcoll.io import tpu_slices
 
-    import jaxcoll as jc
-
-    # Chips have three coordinates, of a flat generation the third is 0.
-    whole = (*sides, *(1,) * (3 - len(sides)))
-    chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
     alpha, bandwidth = (_single(kind, each) for each in speeds)
-    return jc.Topology.from_devices(chips, **_given(alpha=alpha, bandwidth=bandwidth))
+    return tpu_slices.network(kind, sides, alpha=alpha, bandwidth=bandwidth)
 
 
 def _of_file(path: str, speeds: Speeds):
     import jaxcoll as jc
 
+    if (description := description_of(path)) is not None:
+        return described_network(path, description, {}, speeds)
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
-    if is_nvidia_smi(path) or is_nccl_topology(path):
-        return described_network(path, None, None, None, ((), ()))
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
     if not isinstance(found, jc.Topology):
         raise click.UsageError(f"{path} holds a {type(found).__name__}, not a network")
     return found
-
-
-def _start(path: str) -> str:
-    """How a file begins; nothing of a pipe, which is left to who reads it."""
-    if not os.path.isfile(path):
-        return ""
-    from jaxcoll.io.files import text_of
-
-    with open(path, "rb") as file:
-        return text_of(file.read(4096), "replace").lstrip()
-
-
-def is_nvidia_smi(path: str) -> bool:
-    """Whether a file begins as the table does."""
-    start = _start(path)
-    return not start.startswith(("{", "[", "<")) and "GPU0" in start
-
-
-def is_nccl_topology(path: str) -> bool:
-    """Whether a file begins as NCCL's topology XML does, comments before it or not."""
-    start = _start(path)
-    return start.startswith("<") and "<system" in start and "<algo" not in start
 
 
 class NetworkName(click.ParamType):
@@ -345,7 +307,7 @@ def network_options(command: Any) -> Any:
     # The name stays that of the command, for click takes it from there.
     def with_network(network, table, without, slow, in_network, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
-        gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
+        completing = {name: others.pop(name) for name in OPTIONS}
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
             from jaxcoll.kinds import NAMES, meant
@@ -359,11 +321,14 @@ def network_options(command: Any) -> Any:
                     f"known: {', '.join(NAMES)}"
                 )
             others["collective"] = kind.name
-        if table is None and (gpu, hosts, column) != (None, None, None):
-            raise click.UsageError("--gpu, --hosts and --speeds belong to --from; type --from FILE")
+        # A file that stands where a name does is completed by the same options.
+        if table is None and network and os.path.isfile(network) and not is_name(network):
+            table, network = network, None
+        if table is None and any(completing.values()):
+            raise click.UsageError(f"{NAMED} complete a FILE; they belong to --from FILE")
         with working("building the network"):
             if table is not None:
-                built = described_network(table, gpu, hosts, column, speeds)
+                built = network_from(table, completing, speeds)
             elif network is not None:
                 built = named_network(network, *speeds)
             else:
@@ -376,7 +341,7 @@ def network_options(command: Any) -> Any:
 
     made: Any = with_network
     for decorate in (
-        from_smi,
+        description_options,
         click.option(
             "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's, others; or -.",
         ),
@@ -392,58 +357,24 @@ def network_options(command: Any) -> Any:
     return made
 
 
-def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --gpu, --hosts and --speeds: a description of one host has none of them."""
+def description_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that complete a description: each says what the format does not."""
     for decorate in (
         click.option("--speeds", type=click.Choice(("nominal", "nccl")),
-                     help="Of --from: data sheets' or NCCL's."),
-        click.option("--hosts", type=click.IntRange(1), help="Of --from: equal hosts; 1."),
-        click.option("--gpu", help="Of nvidia-smi: the model of its GPUs, as h100."),
+                     help="Of a FILE: data sheets' or NCCL's."),
+        click.option("--nodes", metavar="NAMES", help="Of a FILE: some of its hosts, gpu[01-16]."),
+        click.option("--hosts", type=click.IntRange(1), help="Of a FILE: equal hosts; 1."),
+        click.option("--gpu", help="Of a FILE: the kind of its GPUs, as h100 or h100:8."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def described_network(
-    path: str, gpu: str | None, hosts: int | None, column: str | None, speeds: Speeds
-):
-    """The network of a table of ``nvidia-smi topo -m`` or of NCCL's topology XML.
-
-    Bandwidths are of an NVLink and a NIC; the XML states them.
-    """
-    import sys
-
-    from jaxcoll.io import nccl_topology, nvidia_smi
-
-    alpha, bandwidth = speeds
+def network_from(path: str, completing: dict[str, Any], speeds: Speeds):
+    """The network of ``--from``: a description completed by options, or any file of a network."""
     if path != "-" and not os.path.exists(path):
         raise click.UsageError(f"{path}: No such file or directory")
-    # A pipe is read once, so its text is kept; a file is looked at first, and then loaded by the
-    # reader of its format, whose errors name it.
-    text = sys.stdin.read() if path == "-" else None
-    is_nccl = text.lstrip().startswith("<") if text is not None else is_nccl_topology(path)
-    if text is None and not is_nccl and not is_nvidia_smi(path):
-        if (gpu, hosts, column) != (None, None, None):
-            raise click.UsageError(
-                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
-                f"{path} is not"
-            )
+    found = None if path == "-" else description_of(path)
+    if path != "-" and found is None and not any(completing.values()):
         return _of_file(path, speeds)
-    if alpha or len(bandwidth) > (0 if is_nccl else 2):
-        raise click.UsageError(
-            "NCCL's topology states its links; leave --alpha and --bandwidth out, or choose the "
-            "column by --speeds"
-            if is_nccl
-            else "with --from, --bandwidth is that of an NVLink, or of an NVLink and a NIC: "
-            "25GB/s,50GB/s; leave --alpha out"
-        )
-    named = {"hosts": hosts or 1, "speeds": column or "nominal"}
-    if is_nccl:
-        if gpu is not None:
-            raise click.UsageError("NCCL's topology says what its GPUs are; leave --gpu out")
-        found = nccl_topology.loads(text) if text is not None else nccl_topology.load(path)
-        return nccl_topology.topology(found, **named)
-    table = nvidia_smi.loads(text) if text is not None else nvidia_smi.load(path)
-    inside, network = (*bandwidth, None, None)[:2]
-    kind = None if gpu is None else gpu.lower()
-    return nvidia_smi.topology(table, gpu=kind, inside=inside, network=network, **named)
+    return described_network(path, found, completing, speeds)

@@ -268,7 +268,7 @@ def failure_options(command: Command) -> Command:
     for decorate in (
         click.option(
             "--in-network", metavar="SWITCHES",
-            help="That copy and add: all, none, or 'network,host 0 switch'.",
+            help="That copy and add: all, none, or names.",
         ),
         click.option(
             "--slow", multiple=True, metavar="WHAT=FACTOR",

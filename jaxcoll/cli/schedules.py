@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.descriptions import OPTIONS, described_network, description_of
 from jaxcoll.cli.files import (
     FORMATS,
     check_network,
@@ -23,10 +24,7 @@ from jaxcoll.cli.files import (
 )
 from jaxcoll.cli.networks import (
     NetworkName,
-    described_network,
-    from_smi,
-    is_nccl_topology,
-    is_nvidia_smi,
+    description_options,
     named_network,
     network_options,
 )
@@ -411,7 +409,7 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
 @click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX and of times.")
 @click.option("--collective", type=CollectiveName(), metavar="NAME", help="Of times.")
 @_network_of_file
-@from_smi
+@description_options
 @failure_options
 @as_json
 def convert(source, target, form, size, ranks, network_name, as_json, **options) -> int:
@@ -426,16 +424,12 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     jaxcoll convert schedule.json trees.xml --format forestcoll
     """
     form = check_target(target, form, as_json=as_json) or "json"
-    gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
+    completing = {name: options.pop(name) for name in OPTIONS}
     of_times = {"ranks": ranks, "collective": options.pop("collective")}
     with working(f"converting {source}"):
-        if is_nvidia_smi(source) or is_nccl_topology(source):
-            obj = described_network(source, gpu, hosts, speeds, ((), ()))
-        elif (gpu, hosts, speeds) != (None, None, None):
-            raise click.UsageError(
-                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
-                f"{source} is not"
-            )
+        description = description_of(source)
+        if description is not None or any(completing.values()):
+            obj = described_network(source, description, completing)
         else:
             obj = _source(source, network_name, size, of_times)
         # Of networks, which all that has no wires refuses.

@@ -10,7 +10,7 @@ writes its ``dumps``.
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
 - ``mscclpp``: execution plans of MSCCL++, in JSON;
-- ``networks``: from NCCL, ``nvidia-smi``, graph editors, InfraGraph, ASTRA-sim; TPU slices by name;
+- ``networks``: as other tools describe them; TPU slices by name;
 - ``sccl``: networks and schedules of msccl-tools and TACCL; ``teccl``: of TE-CCL; ``forestcoll``:
   ForestColl's trees;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
@@ -47,11 +47,17 @@ from jaxcoll.io.json import dumps, loads
 from jaxcoll.io.nccl import conf, nccl_tests, ncclx
 from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule
 from jaxcoll.io.networks import (
+    amd_smi,
     astra_sim,
+    gke_labels,
     graph_files,
+    ibnetdiscover,
     infragraph,
+    lstopo,
     nccl_topology,
+    ns3,
     nvidia_smi,
+    slurm,
     tpu_slices,
 )
 from jaxcoll.io.research import forestcoll, sccl, teccl
@@ -69,6 +75,19 @@ from jaxcoll.topology import Topology
 # little enough that a large file is not searched before its own reader refuses or reads it.
 _START = 4096
 _WORDS = "|".join(COLLECTIVES.values())
+# Of text formats a line among the first ones, in the order in which they are asked for: rows of
+# AMD's tables have the names of nvidia-smi's.
+_TEXTS = tuple(
+    (kind, re.compile(line, re.MULTILINE))
+    for kind, line in (
+        ("amd-smi", "^=+ ROCm System Management|between two GPUs|^(ACCESS|WEIGHT|LINK TYPE) TABLE"),
+        ("nvidia-smi", r"^\W*GPU0\b"),
+        ("astra-sim", r"^topology:\s*\["),
+        ("ibnetdiscover", r'^(Switch|Ca|Rt)\s+[0-9]{1,5}\s+"[SHR]-'),
+        ("ns-3", rf"{ns3.BEGINS}[\s\S]{{1,4000}}?[0-9][KkMGT]?i?[bB](ps|/s)\b"),
+        ("slurm", r"(?i)^[ \t]*((SwitchName|BlockName|BlockSizes)=|-[ \t]+topology[ \t]*:)"),
+    )
+)
 _RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)
 
 
@@ -83,11 +102,11 @@ def load(
 ) -> Any:
     """Read a file of any format that says what it is by its content.
 
-    Networks are read from this library's JSON, from msccl-tools, TE-CCL, InfraGraph, GraphML, GEXF,
-    NCCL's topology XML, ``nvidia-smi topo -m`` and ASTRA-sim; schedules from JSON, and on
-    ``network`` from MSCCL XML, MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners
-    and measured times as tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format
-    does not say are assumed, with a warning; its own module has the arguments.
+    Networks are read from this library's JSON, from msccl-tools, TE-CCL, GraphML, GEXF and all
+    modules of ``jaxcoll.io.networks``; schedules from JSON, and on ``network`` from MSCCL XML,
+    MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners and measured times as
+    tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format does not say are
+    assumed, with a warning; its own module has the arguments.
 
     Args:
         network: of a schedule in a format that does not name it.
@@ -118,6 +137,7 @@ ON_NETWORK = {
 }
 _ROOTS = {
     "algo": "msccl", "Algo": "forestcoll", "system": "nccl topology", "graphs": "nccl graphs",
+    "topology": "lstopo",
     **dict.fromkeys(graph_files.FORMATS, "graph"),
 }  # fmt: skip
 
@@ -133,6 +153,9 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
         ``<root>`` where none is.
     """
     start = text[:_START].lstrip("\ufeff \t\r\n")
+    # Deep inside of what kubectl prints, in whatever form.
+    if gke_labels.LABEL in text and not start.startswith("<"):
+        return "gke labels"
     if start.startswith("<"):
         # The root is what says a format: MSCCL's <algo> and ForestColl's <Algo> differ in a letter.
         bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
@@ -144,10 +167,12 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
         # of questions matters: a plan of MSCCL++ has "name" and "ranks" inside as networks do.
         inside = re.findall(r'"([^"\n]{1,40})"\s*:', start) if keys is None else keys
         return _kind_of_json(start, set(inside))
-    if re.search(r"^\W*GPU0\b", start, re.MULTILINE):
-        return "nvidia-smi"
-    if re.search(r"^topology:\s*\[", start, re.MULTILINE):
-        return "astra-sim"
+    if start.startswith("[") and '"gpu"' in start:
+        return "amd-smi"
+    for kind, begins in _TEXTS:
+        # A page of comments stands above SLURM's first line in some.
+        if begins.search(text if kind == "slurm" else start) is not None:
+            return kind
     if re.search(r"^(devices|instances|infrastructure):", text, re.MULTILINE):
         return "infragraph"
     if start.startswith("Accelerator "):
@@ -169,6 +194,8 @@ def _kind_of_json(start: str, keys: set[str]) -> str:
         return "teccl"
     if keys & {"7-Flows", "1-Epoch_Duration"}:
         return "teccl schedule"
+    if "system" in keys and "(Topology)" in start:
+        return "amd-smi"
     if "format" not in keys and keys & {"gpus", "gpus_per_node"}:
         return "mscclpp" if "gpus" in keys else "taccl"
     if {"devices", "instances"} <= keys:
@@ -222,19 +249,27 @@ def _read(
             "JSON, MSCCL's and NCCL's files XML, times logs of nccl-tests: docs/formats.md has all"
         )
     if kind.startswith("<"):
-        raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got {kind}")
+        raise FormatError(
+            f"expected <algo>, <Algo>, <system>, <topology>, <graphml> or <gexf>, got {kind}"
+        )
     return _READERS[kind](text)
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "jaxcoll": json.loads,
     "nccl topology": lambda text: nccl_topology.topology(nccl_topology.loads(text)),
+    "amd-smi": amd_smi.loads,
+    "ns-3": ns3.loads,
     "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
+    "gke labels": gke_labels.loads,
     "graph": graph_files.loads,
     "sccl": sccl.loads,
+    "slurm": slurm.loads,
     "teccl": teccl.loads,
+    "ibnetdiscover": ibnetdiscover.loads,
     "infragraph": infragraph.loads,
     "astra-sim": astra_sim.loads,
+    "lstopo": lstopo.loads,
     "multitree": multitree.loads,
     "timings": timings.loads,
     "nccl-conf": conf.loads,
@@ -278,23 +313,29 @@ def save(path: str | os.PathLike, obj: Any) -> None:
 
 
 __all__ = [
+    "amd_smi",
     "astra_sim",
     "chakra",
     "dumps",
     "forestcoll",
+    "gke_labels",
     "graph_files",
+    "ibnetdiscover",
     "infragraph",
     "load",
     "loads",
+    "lstopo",
     "msccl",
     "mscclpp",
     "multitree",
     "nccl_tests",
     "nccl_topology",
+    "ns3",
     "nvidia_smi",
     "open_compact",
     "save",
     "sccl",
+    "slurm",
     "synthesize_for",
     "teccl",
     "timings",

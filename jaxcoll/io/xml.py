@@ -24,6 +24,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 class Element:
     """A tag with its attributes and the elements in it; ``line`` where it was read.
 
+    ``inner`` is the text in it, of tags whose text is kept.
     Elements are equal where all but their lines are.
     """
 
@@ -31,6 +32,7 @@ class Element:
     said: dict[str, str]
     children: tuple[Element, ...] = ()
     line: int = dataclasses.field(default=0, compare=False)
+    inner: str = ""
 
     @property
     def place(self) -> str:
@@ -87,10 +89,11 @@ class _Reader:
     and size before anyone can count.
     """
 
-    def __init__(self, most: int, text_in: frozenset[str], nested: Sequence[str]):
-        self.text_in, self.nested = text_in, nested
+    def __init__(self, most: int, text_in: frozenset[str], kept: bool, nested: Sequence[str]):
+        self.text_in, self.kept, self.nested = text_in, kept, nested
         self.parser = expat.ParserCreate("utf-8")
         self.open: list[tuple[str, dict[str, str], list[Element], int]] = []
+        self.inner: list[str] = []
         self.root: Element | None = None
         self.left = most
         self.parser.StartElementHandler = self.start
@@ -125,7 +128,8 @@ class _Reader:
 
     def end(self, _: str) -> None:
         tag, said, children, line = self.open.pop()
-        made = Element(tag, said, tuple(children), line)
+        made = Element(tag, said, tuple(children), line, "".join(self.inner))
+        self.inner = []
         if self.open:
             self.open[-1][2].append(made)
         else:
@@ -139,6 +143,8 @@ class _Reader:
                 f"line {self.parser.CurrentLineNumber}: text inside <{self.open[-1][0][:40]}>, "
                 f"{shown(text.strip())}; only tags are read"
             )
+        if self.kept and self.open[-1][0] in self.text_in:
+            self.inner.append(text)
 
     def refuse(self, *_: object) -> None:
         raise FormatError(
@@ -152,6 +158,7 @@ def parsed(
     root: str,
     most: int = 2**16,
     text_in: frozenset[str] = frozenset(),
+    kept: bool = False,
     nested: Sequence[str] = (),
 ) -> Element:
     """The root element of XML text.
@@ -159,7 +166,8 @@ def parsed(
     Args:
         root: the tag that it must have.
         most: elements.
-        text_in: tags that may hold text, which is not kept.
+        text_in: tags that may hold text, and nothing else where it is kept.
+        kept: whether their text is.
         nested: the one tag of every depth, for formats without a document type that have no other.
 
     Raises:
@@ -167,7 +175,7 @@ def parsed(
             between tags, entities.
     """
     checks.text(text, "text", FormatError)
-    reader = _Reader(most, text_in, nested)
+    reader = _Reader(most, text_in, kept, nested)
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:

@@ -34,7 +34,7 @@ from tests.aot.test_aot import GPU, TPU
 from tests.calibration.test_timings import MSCCLPP
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
-from tests.io.networks import hosts
+from tests.io.networks import hosts, printed
 from tests.io.networks.test_graph_models import PAIR
 from tests.io.research.test_research import TACCL
 from tests.misuse import TIMES
@@ -129,6 +129,15 @@ def _use_nvidia_smi(path: Path) -> None:
         nvidia_smi.topology(table, hosts=2 if table.nics else 1)
 
 
+def _use_description(load: Callable[..., jc.Topology], **options: Any) -> Callable[[Path], None]:
+    def use(path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert isinstance(load(path, **options), jc.Topology)
+
+    return use
+
+
 def _use_nccl_topology(path: Path) -> None:
     system = nccl_topology.load(path)
     assert nccl_topology.loads(nccl_topology.dumps(system)) == system
@@ -201,7 +210,9 @@ def kinds(scratch: Path) -> dict[str, Kind]:
     Args:
         scratch: a folder for the making of samples.
     """
-    return _networks_and_schedules(scratch) | _of_others() | _tuning() | _programs()
+    return (
+        _networks_and_schedules(scratch) | _of_others() | _of_clusters() | _tuning() | _programs()
+    )
 
 
 def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
@@ -306,6 +317,57 @@ def _of_others() -> dict[str, Kind]:
             _as_text,
             _use_any,
             (FormatError, ScheduleError, TopologyError),
+        ),
+    }  # fmt: skip
+
+
+def _of_clusters() -> dict[str, Kind]:
+    refused = (FormatError, TopologyError)
+    return {
+        "amd_smi": Kind(
+            _texts(printed.rocm_smi(4), printed.amd_smi(3)),
+            _as_text,
+            _use_description(io.amd_smi.load, hosts=2),
+            refused,
+        ),
+        "ibnetdiscover": Kind(
+            _texts(printed.leaf_spine(2, 2, 1), printed.leaf_spine(1, 2, 0, adapters=2)),
+            _as_text,
+            _use_description(io.ibnetdiscover.load, gpu="h100:2"),
+            refused,
+        ),
+        "lstopo": Kind(
+            _texts(
+                printed.lstopo(hosts.clique({(0, 1): 2, (1, 2): 1}, 3), "Tesla V100"),
+                printed.lstopo(hosts.amd(2), "AMD Instinct MI300X", 50000),
+            ),
+            _as_text,
+            _use_description(io.lstopo.load),
+            refused,
+        ),
+        "gke labels": Kind(
+            _texts(json.dumps(printed.nodes()), printed.DESCRIBED),
+            _as_text,
+            _use_description(io.gke_labels.load),
+            refused,
+        ),
+        "ns3": Kind(
+            _texts(printed.SIMAI, printed.HPCC), _as_text, _use_description(io.ns3.load), refused
+        ),
+        "slurm": Kind(
+            _texts(printed.TREE, printed.TREE_SHOWN, printed.BLOCKS, printed.YAML),
+            _as_text,
+            _use_description(io.slurm.load, gpu="h100:2"),
+            refused,
+        ),
+        "amd_smi json": Kind(
+            _texts(
+                printed.rocm_smi_json(4), printed.amd_smi_json(3),
+                printed.amd_smi_json(3, is_old=True),
+            ),
+            _as_json,
+            _use_description(io.amd_smi.load),
+            refused,
         ),
     }  # fmt: skip
 

@@ -28,6 +28,8 @@ NAMES = (
     *("execution costs", "hlo summary", "hlo check", "nvidia_smi", "plan"),
     *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
     *("sccl", "taccl", "te-ccl", "te-ccl schedule", "forestcoll", "graph files", "infragraph"),
+    *("amd_smi", "amd_smi json", "slurm", "ibnetdiscover", "lstopo"),
+    *("gke labels", "ns3"),
     "any",
     *("proved hlo", "chakra", "timings", "timings json"),
 )

@@ -16,7 +16,7 @@ from jaxcoll.io.nccl.conf import NcclRule
 from jaxcoll.trees import TreeFlow
 from tests.calibration.test_timings import MSCCLPP
 from tests.cli.calls import called, refused
-from tests.io.networks import hosts
+from tests.io.networks import hosts, printed
 from tests.io.networks.test_graph_models import PAIR
 from tests.io.research.test_research import FLOWS, TACCL, TREES
 from tests.tune.nccl.test_nccl_tests import NEW
@@ -43,6 +43,19 @@ TEXTS = {
     "infragraph": (PAIR, jc.Topology),
     "nccl topology": (hosts.clique({(0, 1): 2}, 2), jc.Topology),
     "nvidia-smi": (SMI, jc.Topology),
+    "rocm-smi": (printed.rocm_smi(8), jc.Topology),
+    "rocm-smi json": (printed.rocm_smi_json(2), jc.Topology),
+    "amd-smi": (printed.amd_smi(2), jc.Topology),
+    "amd-smi json": (printed.amd_smi_json(2), jc.Topology),
+    "ibnetdiscover": (printed.leaf_spine(2, 2, 1), jc.Topology),
+    "lstopo": (printed.lstopo(hosts.h100()), jc.Topology),
+    "gke labels": (printed.DESCRIBED, jc.Topology),
+    "gke labels json": (json.dumps(printed.nodes()), jc.Topology),
+    "ns-3 of simai": (printed.SIMAI, jc.Topology),
+    "ns-3 of hpcc": (printed.HPCC, jc.Topology),
+    "slurm": (printed.TREE, jc.Topology),
+    "slurm yaml": (printed.YAML, jc.Topology),
+    "slurm blocks": (printed.BLOCKS, jc.Topology),
     "astra-sim": (ASTRA, jc.Topology),
     "nccl conf": (conf.dumps(RULES), tuple),
     "ncclx csv": (ncclx.dumps_csv(RULES), tuple),

@@ -282,7 +282,7 @@ def loads(text: str) -> Program:
         FormatError: malformed, with entities, cut short; an attribute missing or out of range; a
             collective or instruction that is not read here.
     """
-    root = xml.parsed(text, "algo", MOST_RANKS * MOST_ELEMENTS, frozenset(_TAGS), _TAGS)
+    root = xml.parsed(text, "algo", MOST_RANKS * MOST_ELEMENTS, frozenset(_TAGS), nested=_TAGS)
     collective = COLLECTIVES[checks.choice(root.text("coll"), COLLECTIVES, "coll", FormatError)]
     protocol = checks.choice(root.text("proto"), PROTOCOLS, "proto", FormatError)
     ranks = root.integer("ngpus", 1, MOST_RANKS)

@@ -17,7 +17,8 @@ import numpy as np
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.networks import link_types
-from jaxcoll.io.networks.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
+from jaxcoll.io.networks.equal_hosts import MOST_HOSTS, Host, side_by_side
+from jaxcoll.io.networks.link_types import ALPHA, PCIE_ALPHA, Wire
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import components
 from jaxcoll.topology import Topology
@@ -39,7 +40,7 @@ SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's tell
 
 # Nearest first. SOC was the name of SYS.
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-_MOST_GPUS, _MOST_COLUMNS, _MOST_HOSTS = 128, 512, 4096
+_MOST_GPUS, _MOST_COLUMNS = 128, 512
 # Drivers underline the header; pasted from a terminal it has lost the escape and kept the rest.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*[mK]")
 _NVLINKS = re.compile(r"NV([1-9][0-9]?)")
@@ -185,7 +186,7 @@ def topology(
     checks.instance(table, Connections, "table", TopologyError)
     checks.optional(gpu, checks.choice, LINKS, "gpu", TopologyError)
     checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
-    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=_MOST_HOSTS)
+    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
     for name, given in (("inside", inside), ("network", network)):
         checks.optional(given, checks.positive, name, TopologyError)
     if hosts > 1 and not table.nics:
@@ -207,7 +208,9 @@ def topology(
             "a NIC is assumed to have 50 GB/s; state network=, or the second of --bandwidth",
             AssumptionWarning,
         )
-    return _joined(host, wires, hosts, float(network or 0))
+    able = ("NVSwitch",) if host.is_able else ()
+    made = Host(gpu, table.gpus, host.names, wires, list(host.nics()), host.pcie, able)
+    return side_by_side(made, hosts, float(network or 0), "nvidia-smi")
 
 
 def _nvlinks(cell: str) -> int:
@@ -288,30 +291,3 @@ class _Host:
             for name, kind in kinds.items():
                 if nearest is not None and kind == KINDS[nearest]:
                     yield g, name
-
-
-def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> Topology:
-    """Hosts side by side: all their GPUs, all their switches, then NICs and the network."""
-    n, inner = host.table.gpus, len(host.names) - host.table.gpus
-    names = [f"host {h} {name}" for h in range(hosts) for name in host.names[:n]]
-    names += [f"host {h} {name}" for h in range(hosts) for name in host.names[n:]]
-
-    def place(h: int, vertex: int) -> int:
-        return h * n + vertex if vertex < n else hosts * n + h * inner + vertex - n
-
-    found = [(place(h, a), place(h, b), alpha, speed)
-             for h in range(hosts) for a, b, alpha, speed in wires]  # fmt: skip
-    if hosts > 1:
-        near = list(host.nics())
-        used = sorted({name for _, name in near})
-        top = len(names)
-        names += ["network"]
-        for h in range(hosts):
-            first = len(names)
-            names += [f"host {h} {name}" for name in used]
-            found += [(first + i, top, NETWORK_ALPHA, network) for i in range(len(used))]
-            found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
-                      for g, name in near]  # fmt: skip
-    count = f"{hosts} hosts of " if hosts > 1 else ""
-    able = [names.index(f"host {h} NVSwitch") for h in range(hosts)] if host.is_able else []
-    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi", able)

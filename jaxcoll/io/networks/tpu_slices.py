@@ -9,12 +9,14 @@ those are not given here.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Mapping
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology
 
 # Sides that the documentation lists; larger slices of v4, v5p and tpu7x are named by their sides.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -22,6 +24,7 @@ _CUBES = (
     (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
     (8, 8, 16), (8, 16, 16), (16, 16, 16), (16, 16, 24),
 )  # fmt: skip
+_MOST_CHIPS = 2**16
 _NAME = re.compile(r"([a-z0-9]+)-([0-9]{1,6}(?:x[0-9]{1,4}){0,2})")
 
 
@@ -57,6 +60,43 @@ def is_name(text: str) -> bool:
     """Whether a text is written as the name of a slice of a known generation."""
     found = _NAME.fullmatch(text.lower())
     return bool(found) and found[1] in GENERATIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chip:
+    """What ``Topology.from_devices`` reads of a device of a TPU slice."""
+
+    device_kind: str
+    coords: tuple[int, ...]
+    process_index: int = 0
+    platform: str = "tpu"
+    core_on_chip: int = 0
+
+
+def network(
+    kind: str, shape: tuple[int, ...], *, alpha: float | None = None, bandwidth: float | None = None
+) -> Topology:
+    """The network of a slice, by the library's table of devices; a rank is a chip.
+
+    Args:
+        kind: the ``device_kind`` of its chips, as ``sides`` gives it.
+        shape: its sides in chips, two or three.
+        alpha, bandwidth: seconds and bytes per second of all links, instead of the kind's.
+
+    Raises:
+        TopologyError: sides or numbers out of range.
+    """
+    checks.text(kind, "kind", TopologyError)
+    shape = checks.integers(shape, "shape", TopologyError)
+    if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > _MOST_CHIPS:
+        raise TopologyError(
+            f"a slice has one to three sides and at most {_MOST_CHIPS} chips, got "
+            f"{checks.shown(shape)}"
+        )
+    # Chips have three coordinates, of a flat generation the third is 0.
+    whole = (*shape, *(1,) * (3 - len(shape)))
+    chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
+    return Topology.from_devices(chips, alpha=alpha, bandwidth=bandwidth)
 
 
 def sides(name: str) -> tuple[str, tuple[int, ...]]:

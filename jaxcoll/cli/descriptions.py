@@ -1,0 +1,178 @@
+"""Networks as other tools describe them, and the options by which each is completed.
+
+A description has a part of the network: a host's GPUs, or the switches between hosts. Options say
+the rest: the kind of its GPUs, how many equal hosts there are, what links carry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+# Characters that are looked at: a file of SLURM's may begin with a page of comments.
+_START = 2**16
+OPTIONS = ("gpu", "hosts", "nodes", "speeds")
+NAMED = ", ".join(f"--{name}" for name in OPTIONS[:-1]) + f" and --{OPTIONS[-1]}"
+_OF_HOSTS, _OF_CLUSTERS = ("gpu", "hosts", "speeds"), ("gpu", "nodes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A format of descriptions.
+
+    Attributes:
+        called: as errors name it.
+        read: its network, of text and the options that were given.
+        options: those of ``OPTIONS`` that it takes.
+        bandwidth: options of ``read`` that the values of --bandwidth are, in order.
+        alpha: those that the values of --alpha are.
+    """
+
+    called: str
+    read: Callable[..., Any]
+    options: tuple[str, ...] = _OF_HOSTS
+    bandwidth: tuple[str, ...] = ()
+    alpha: tuple[str, ...] = ()
+
+
+def _nvidia_smi(text: str, **options: Any):
+    from jaxcoll.io import nvidia_smi
+
+    return nvidia_smi.topology(nvidia_smi.loads(text), **options)
+
+
+def _nccl_topology(text: str, **options: Any):
+    from jaxcoll.io import nccl_topology
+
+    return nccl_topology.topology(nccl_topology.loads(text), **options)
+
+
+def _amd_smi(text: str, **options: Any):
+    from jaxcoll.io import amd_smi
+
+    return amd_smi.loads(text, **options)
+
+
+def _slurm(text: str, **options: Any):
+    from jaxcoll.io import slurm
+
+    # Hosts that are ranks have nothing inside, so a single bandwidth is that of their ports.
+    if "gpu" not in options and "network" not in options and "inside" in options:
+        options["network"] = options.pop("inside")
+    return slurm.loads(text, **options)
+
+
+def _ibnetdiscover(text: str, **options: Any):
+    from jaxcoll.io import ibnetdiscover
+
+    return ibnetdiscover.loads(text, **options)
+
+
+def _lstopo(text: str, **options: Any):
+    from jaxcoll.io import lstopo
+
+    return lstopo.loads(text, **options)
+
+
+def _gke_labels(text: str, **options: Any):
+    from jaxcoll.io import gke_labels
+
+    return gke_labels.loads(text, **options)
+
+
+# By the name that ``jaxcoll.io.kind_of`` gives the format.
+DESCRIPTIONS = {
+    "nvidia-smi": Description("nvidia-smi's table", _nvidia_smi, bandwidth=("inside", "network")),
+    "nccl topology": Description("NCCL's topology", _nccl_topology, ("hosts", "speeds")),
+    "amd-smi": Description("the table of AMD's tools", _amd_smi, bandwidth=("inside", "network")),
+    "lstopo": Description("lstopo's XML", _lstopo, bandwidth=("network",)),
+    "gke labels": Description("GKE's labels", _gke_labels, (), ("bandwidth",), ("alpha",)),
+    "ibnetdiscover": Description(
+        "ibnetdiscover's print", _ibnetdiscover, _OF_CLUSTERS, ("inside",), ("alpha",)
+    ),
+    "slurm": Description(
+        "SLURM's topology.conf", _slurm, _OF_CLUSTERS, ("inside", "network"), ("alpha",)
+    ),
+}
+
+
+def description_of(path: str) -> Description | None:
+    """The format of a file that begins as a description does; None for all others."""
+    # A pipe or a device is left to who reads it.
+    if not os.path.isfile(path):
+        return None
+    from jaxcoll.io import kind_of
+    from jaxcoll.io.files import text_of
+
+    with open(path, "rb") as file:
+        return DESCRIPTIONS.get(kind_of(text_of(file.read(_START), "replace")))
+
+
+def described_network(
+    path: str,
+    description: Description | None,
+    completing: Mapping[str, Any],
+    links: tuple[Sequence[float], Sequence[float]] = ((), ()),
+):
+    """The network of a description.
+
+    Args:
+        path: of a file; ``-`` for what stands on stdin.
+        description: of the file; of stdin by its text.
+        completing: values of ``OPTIONS``, None where they are left out.
+        links: alphas in seconds and bandwidths in bytes per second.
+
+    Raises:
+        click.UsageError: an option that the format does not take.
+        ValueError: the library's refusal of the text or of a value.
+    """
+    from jaxcoll.io import kind_of
+    from jaxcoll.io.files import load_text
+
+    text = sys.stdin.read() if path == "-" else None
+    if text is not None:
+        description = DESCRIPTIONS.get(kind_of(text))
+    if description is None:
+        if any(completing.values()):
+            called = ", ".join(each.called for each in DESCRIPTIONS.values())
+            raise click.UsageError(f"{NAMED} complete {called}; {path} is none of them")
+        raise click.UsageError(f"{path} describes no network that is read")
+    chosen = description
+    given = _given(chosen, completing, *links)
+    if text is not None:
+        return chosen.read(text, **given)
+    return load_text(path, lambda text: chosen.read(text, **given))
+
+
+def _given(
+    description: Description,
+    completing: Mapping[str, Any],
+    alpha: Sequence[float],
+    bandwidth: Sequence[float],
+) -> dict[str, Any]:
+    """The options of the format's reader."""
+    called = description.called
+    given = {name: value for name, value in completing.items() if value is not None}
+    for name in given:
+        if name not in description.options:
+            raise click.UsageError(f"{called} says what it has without --{name}; leave it out")
+    if "gpu" in given:
+        given["gpu"] = given["gpu"].lower()
+    for option, values, names in (
+        ("--alpha", alpha, description.alpha),
+        ("--bandwidth", bandwidth, description.bandwidth),
+    ):
+        if values and not names:
+            raise click.UsageError(f"{called} states its links; leave {option} out")
+        if len(values) > len(names):
+            raise click.UsageError(
+                f"{option} has at most {len(names)} values for {called}, those of "
+                f"{' and '.join(names)}; got {len(values)}"
+            )
+        given |= dict(zip(names, values, strict=False))
+    return given

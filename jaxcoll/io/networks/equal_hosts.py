@@ -1,0 +1,65 @@
+"""Equal hosts side by side on one network: a description of one host has none of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxcoll.io.networks.link_types import NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
+from jaxcoll.topology import Topology
+
+MOST_HOSTS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        kind: of its GPUs, for the network's name.
+        gpus: its ranks, the first vertices.
+        names: of its vertices, without the host's.
+        wires: between them.
+        nics: every GPU with each of the NICs that are nearest to it.
+        pcie: bytes per second between a GPU and its NIC.
+        able: names of switches that copy and add.
+    """
+
+    kind: str
+    gpus: int
+    names: Sequence[str]
+    wires: Sequence[Wire]
+    nics: Sequence[tuple[int, str]]
+    pcie: float
+    able: Sequence[str] = ()
+
+
+def side_by_side(host: Host, hosts: int, network: float, by: str) -> Topology:
+    """All their GPUs, all their switches, then NICs and the network, a switch.
+
+    Args:
+        network: bytes per second of a NIC, of several hosts.
+        by: the tool that described the host.
+    """
+    n, inner = host.gpus, len(host.names) - host.gpus
+    names = [f"host {h} {name}" for h in range(hosts) for name in host.names[:n]]
+    names += [f"host {h} {name}" for h in range(hosts) for name in host.names[n:]]
+
+    def place(h: int, vertex: int) -> int:
+        return h * n + vertex if vertex < n else hosts * n + h * inner + vertex - n
+
+    found = [(place(h, a), place(h, b), alpha, speed)
+             for h in range(hosts) for a, b, alpha, speed in host.wires]  # fmt: skip
+    if hosts > 1:
+        used = sorted({name for _, name in host.nics})
+        top = len(names)
+        names += ["network"]
+        for h in range(hosts):
+            first = len(names)
+            names += [f"host {h} {name}" for name in used]
+            found += [(first + i, top, NETWORK_ALPHA, network) for i in range(len(used))]
+            found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
+                      for g, name in host.nics]  # fmt: skip
+    count = f"{hosts} hosts of " if hosts > 1 else ""
+    able = [names.index(f"host {h} {name}") for h in range(hosts) for name in host.able]
+    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by {by}", able)
