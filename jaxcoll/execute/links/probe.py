@@ -98,7 +98,7 @@ def probe(mesh: Mesh | None = None) -> Probe:
             of one process, or of processes on one machine, between which there are no links; a
             process does not take part or ends, or its bytes do not arrive.
     """
-    # With networkx and parts of SciPy: a third of the import of a program that only runs schedules.
+    # With networkx and parts of SciPy: 0.8 CPU s, which most programs would spend for nothing.
     from jaxcoll.probing.inference import infer, with_devices
 
     devices = list(jax.devices()) if mesh is None else _devices(mesh)

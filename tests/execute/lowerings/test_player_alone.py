@@ -42,7 +42,7 @@ def check(folder: Path, count: int, *options: str) -> None:
 
 
 def test_programs_of_any_schedule(tmp_path):
-    check(tmp_path, 60, "-O0")
+    check(tmp_path, 40, "-O0")
 
 
 @pytest.mark.slow

@@ -173,7 +173,7 @@ def test_values_stay_what_they_are(program, arrays):
 
 
 def attention_step():
-    """A step of four scanned layers of attention, and its arguments: a third of a GPT."""
+    """A step of four layers of attention with its arguments, for a third of a GPT's seconds."""
     layers = {"qkv": s(4, 32, 96), "o": s(4, 32, 32)}
     return sgd(attention), ({"embedding": s(64, 32), "layers": layers}, s(8, 16, dtype=jnp.int32))
 
