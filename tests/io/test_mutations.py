@@ -73,6 +73,7 @@ PROCESSES = 3
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a minute and a half of a processor, shared with others
 @pytest.mark.parametrize("first", range(PROCESSES))
 def test_very_many_mutants(first):
     """In processes of their own, whose memory and processor time are the mutants'."""
