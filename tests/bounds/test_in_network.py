@@ -109,7 +109,7 @@ def test_no_tree_beats_any_term(topology, kind, nbytes, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=4000)
+@settings(max_examples=1000)
 @given(NETWORKS, st.sampled_from(KINDS), st.sampled_from(SIZES), strategies.SEEDS)
 def test_no_tree_beats_any_term_of_many(topology, kind, nbytes, seed):
     check(topology, kind, nbytes, seed, exact=seed % 8 == 0)

@@ -70,11 +70,17 @@ def test_what_is_quoted_is_short_and_in_one_line(value):
         assert len(quote(value).splitlines()) == 1
 
 
+# To start takes as long as to read 2,000 mutants of several kinds.
+PROCESSES = 3
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_very_many_mutants(name):
-    """In a process of its own, whose memory and processor time are its mutants'."""
-    command = [sys.executable, "-m", "tests.io.mutants", "--count", str(VERY_MANY), name]
+@pytest.mark.timeout(1800)  # a minute and a half of a processor, shared with others
+@pytest.mark.parametrize("first", range(PROCESSES))
+def test_very_many_mutants(first):
+    """In processes of their own, whose memory and processor time are the mutants'."""
+    names = NAMES[first::PROCESSES]
+    command = [sys.executable, "-m", "tests.io.mutants", "--count", str(VERY_MANY), *names]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -87,7 +87,7 @@ def test_some_cases_are_written_and_proved(case: Case, data: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-@settings(max_examples=12, **DRAWN)
+@settings(max_examples=5, **DRAWN)
 @given(data=st.data())
 def test_every_case_is_written_and_proved(case: Case, data: st.DataObject):
     written_and_proved(drawn(case, data))

@@ -122,17 +122,27 @@ def _is_key(x) -> bool:
 # ---------------------------------------------------------------------- operators
 
 
-def distinct(graph: Graph) -> list[Operator]:
-    """One operator of each kind, shape and views of operands."""
-    found = {}
-    for operator in graph.operators:
-        if operator.kind == "loop":  # hands over, and computes nothing
-            continue
-        dtypes = tuple(str(graph.tensors[use.tensor].dtype) for use in operator.operands)
-        views = tuple((view.positions, str(view.value)) for view in operator.eqn.inputs)
-        key = (operator.primitive, operator.sizes, operator.operands and dtypes, views)
-        found.setdefault((*key, str(operator.eqn.output_labels), operator.kind), operator)
-    return list(found.values())
+def distinct(*graphs: Graph) -> list[tuple[Graph, list[Operator]]]:
+    """Of each graph the operators that none before has: by kind, shape and views of operands.
+
+    Of those that work by element the shape is no more than which dimensions can be halved.
+    """
+    found, kept = set(), []
+    for graph in graphs:
+        fresh = []
+        for operator in graph.operators:
+            if operator.kind == "loop":  # hands over, and computes nothing
+                continue
+            dtypes = tuple(str(graph.tensors[use.tensor].dtype) for use in operator.operands)
+            views = tuple((view.positions, str(view.value)) for view in operator.eqn.inputs)
+            is_elementwise = operator.kind == "elementwise"
+            sizes = tuple(s % 2 if is_elementwise else s for s in operator.sizes)
+            key = (operator.primitive, sizes, dtypes, views, str(operator.eqn.output_labels))
+            if (*key, operator.kind) not in found:
+                found.add((*key, operator.kind))
+                fresh.append(operator)
+        kept.append((graph, fresh))
+    return kept
 
 
 def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=None) -> int:

@@ -35,8 +35,9 @@ def assert_all_ran_the_same(printed: list[str], count: int) -> None:
     assert set(trace) == set("012")
 
 
-@pytest.mark.parametrize("processes", [3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("what", ["killed", pytest.param("stalled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("what", "processes"), [("killed", 3), pytest.param("stalled", 4, marks=pytest.mark.slow)]
+)
 def test_all_processes_switch_at_the_same_step_until_one_is_missing(what, processes):
     printed = start(processes, what, 60, "process_worker")
     assert_all_ran_the_same(printed, 60)
@@ -47,9 +48,8 @@ def test_all_processes_switch_at_the_same_step_until_one_is_missing(what, proces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_a_thousand_switches_under_random_delays(processes):
-    printed = start(processes, "switches", 1000, "process_worker")
+def test_a_thousand_switches_under_random_delays():
+    printed = start(4, "switches", 1000, "process_worker")
     assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
     assert_all_ran_the_same(printed, 1000)
 

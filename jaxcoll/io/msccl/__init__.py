@@ -224,10 +224,11 @@ class _Rank:
         row = self.rows[block]
         for wait in waits[:-1]:
             row.append(Instruction("nop", ("i", -1), ("o", -1), 0, wait))
-        row.append(dataclasses.replace(each, after=waits[-1] if waits else None))
+        row.append(dataclasses.replace(each, after=waits[-1]) if waits else each)
         for other, instruction in waits:
             awaited = self.rows[other][instruction]
-            self.rows[other][instruction] = dataclasses.replace(awaited, awaited=True)
+            if not awaited.awaited:  # a copy costs more than all else here
+                self.rows[other][instruction] = dataclasses.replace(awaited, awaited=True)
         return block, len(row) - 1
 
 

@@ -1,4 +1,4 @@
-"""Compiles a plan of a tiny GPT for one target and prints its collectives, as JSON.
+"""Compiles a plan of a GPT of one layer for one target and prints its collectives, as JSON.
 
 Arguments: the target's name, and the sides of the mesh. Runs in a process of its own, which has the
 compilers on its path; see ``test_targets``.
@@ -26,7 +26,7 @@ from tensorstate.tracing.trace_step import trace
 def main(name: str, data: int, model: int) -> None:
     """Megatron's plan, by JAX's collectives and by schedules."""
     chips = np.asarray(aot.target(name).devices, object).reshape(data, model)
-    gpt = load_model("gpt")
+    gpt = load_model("gpt", layers=1)
     mesh = MeshShape.of({"data": data, "model": model})
     network = AlphaBetaCosts(mesh, (1e-6, 1e-6), (5e10, 5e10))
     problem = Problem(trace(gpt.step, gpt.abstract_args), network, HARDWARE["TPU v5e"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import random
 import re
 from collections import defaultdict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,22 @@ from tests.tensorstate.solvers import recomputing
 LINE = {"data": 8}
 PLANE = {"data": 2, "model": 4}
 CUBE = {"data": 2, "model": 2, "more": 2}
+# Models of one layer, where a second has the same operators again: to compile them is most of a
+# test. Layers that are scanned are compiled once however many there are.
+SHALLOW: dict[str, dict[str, Any]] = {
+    **{name: {"layers": 1} for name in ("gpt", "moe", "vit")},
+    "vgg": {"channels": ((8,), (16,))},
+}
 
 
 @functools.cache
-def traced(name: str, unroll: bool = False, **sizes: int):
+def traced(name: str, unroll: bool = False, **sizes: Any):
     model = load_model(name, **sizes)
     return model, trace(model.step, model.abstract_args, loops="unroll" if unroll else "keep")
 
 
 def problem_of(
-    name: str, axes: dict[str, int], network=None, unroll: bool = False, **sizes: int
+    name: str, axes: dict[str, int], network=None, unroll: bool = False, **sizes: Any
 ) -> Problem:
     mesh = MeshShape.of(axes)
     ones = (1.0,) * len(axes)
@@ -70,15 +76,25 @@ def drawn(problem: Problem, seed: int) -> Decisions:
     )
 
 
-def check(name: str, applied: ShardedStep, steps: int = 1) -> jax.stages.Compiled:
-    """The compiled step, which has the values of one device."""
-    model, _ = traced(name)
-    run = jitted(applied).lower(*model.abstract_args).compile()
+@functools.cache
+def on_one_device(name: str, steps: int, **sizes: Any):
+    """Arguments of a model's step, and the results of so many steps."""
+    model, _ = traced(name, **sizes)
     alone = jax.jit(model.step, compiler_options=QUICK)
-    params, state, batch = expected = model.init(0)
+    params, state, batch = args = model.init(0)
+    results = []
     for _ in range(steps):
+        params, state, loss = alone(params, state, batch)
+        results.append((params, state, loss))
+    return args, results
+
+
+def check(name: str, applied: ShardedStep, steps: int = 1, **sizes: Any) -> jax.stages.Compiled:
+    """The compiled step, which has the values of one device."""
+    run = jitted(applied).lower(*traced(name, **sizes)[0].abstract_args).compile()
+    (params, state, batch), results = on_one_device(name, steps, **sizes)
+    for expected in results:
         params, state, loss = run(*on_devices((params, state, batch), applied))
-        expected = alone(expected[0], expected[1], batch)
         assert_alike(jax.device_get((params, state, loss)), expected, 1e-4)
     return run
 
@@ -116,19 +132,14 @@ def test_any_plan_on_a_mesh_with_explicit_axes(kinds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    list(zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle((0, 1)))),
-)
-def test_any_plan_of_any_model(name, seed):
-    problem = problem_of(name, PLANE)
+@pytest.mark.parametrize(("name", "seed"), [("gpt", 0), ("llama", 0), ("vgg", 0)])
+def test_any_plan_of_a_model(name, seed):
+    """The other models have theirs in microbatches, which runs the same and the loop around it."""
+    sizes = SHALLOW.get(name, {})
+    problem = problem_of(name, PLANE, **sizes)
     decisions = drawn(problem, seed)
-    check(
-        name,
-        apply(
-            problem, decisions, estimate_cost(problem, decisions), devices(PLANE), lax_collectives
-        ),
-    )
+    cost = estimate_cost(problem, decisions)
+    check(name, apply(problem, decisions, cost, devices(PLANE), lax_collectives), **sizes)
 
 
 @pytest.mark.slow
