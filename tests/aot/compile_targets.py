@@ -138,8 +138,8 @@ def by_links(target: aot.Target) -> None:
         ends = P() if kind == "all_reduce" else P("i")
         made = aot.compile_for(mesh, call(kind, schedule, "links"), x, [P("i")], ends)
         found = aot.summarize(made)
-        calls = made.as_text().count('custom_call_target="jaxcoll_links_gpu"')
-        temp = made.memory_analysis().temp_size_in_bytes
+        calls = (made.as_text() or "").count('custom_call_target="jaxcoll_links_gpu"')
+        temp = made.memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
         fields = {"calls": calls, "permutes": found.permutes, "native": found.native}
         print(json.dumps({"kind": kind, "temp_bytes": temp, **fields}), flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import jaxcoll as jc
 from jaxcoll.execute.links import build, engine
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, permute_program
 from tests.strategies import schedules
 
 DRIVER = Path(__file__).with_name("player_driver.cc")
@@ -79,3 +81,35 @@ def drawn(count: int) -> list[PermuteProgram]:
 
     collect()
     return found
+
+
+def wild(dice: random.Random) -> PermuteProgram:
+    """A program of no collective: rows are swapped, replaced while they leave, added twice."""
+    n = dice.randrange(2, 6)
+    collective = jc.Collective("all_reduce", n, chunks_per_shard=dice.randrange(1, 3))
+    count = len(collective_rows := range(n * collective.chunks_per_shard))
+    rows = count + dice.randrange(3)
+    filled = [set(collective_rows) for _ in range(n)]
+    steps = []
+    for _ in range(dice.randrange(1, 8)):
+        rounds, replaced, added, carried = [], set(), set(), set()
+        arrived: list[tuple[int, int]] = []
+        for _ in range(dice.randrange(1, 2 * n)):
+            u, v = dice.sample(range(n), 2)
+            send, recv = np.full((n, 3), -1, np.int32), np.full((n, 3), -1, np.int32)
+            add = np.zeros((n, 3), bool)
+            for i in range(dice.randrange(1, 4)):
+                row, adds = dice.randrange(rows), dice.random() < 0.6
+                taken = (v, row) in replaced or (not adds and (v, row) in added)
+                if taken or (u, v, row) in carried:
+                    continue
+                carried.add((u, v, row))
+                (added if adds else replaced).add((v, row))
+                send[u, i], recv[v, i], add[v, i] = dice.choice(sorted(filled[u])), row, adds
+                arrived.append((v, row))
+            if (send >= 0).any():
+                rounds.append(Round(((u, v),), send, recv, add))
+        for rank, row in arrived:
+            filled[rank].add(row)
+        steps.append(tuple(rounds))
+    return PermuteProgram(collective, rows, (n,), tuple(steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from jaxcoll.execute.links.program import tables
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
-from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played
+from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played, wild
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
 
@@ -30,7 +31,7 @@ def written(programs: list[PermuteProgram], path: Path) -> None:
 
 def check(folder: Path, count: int, *options: str) -> None:
     file = folder / "programs"
-    written(drawn(count), file)
+    written([*drawn(count), *(wild(random.Random(k)) for k in range(count))], file)
     done = subprocess.run(
         [compiled(folder, *options), file],
         capture_output=True,

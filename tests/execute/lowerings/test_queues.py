@@ -24,9 +24,9 @@ from jaxcoll.execute.links.instructions import (
     links_of,
 )
 from jaxcoll.execute.links.queues import queued
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, permute_program
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from tests.execute.lowerings import nccl
-from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played
+from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played, wild
 
 
 def named() -> list[PermuteProgram]:
@@ -47,38 +47,6 @@ def named() -> list[PermuteProgram]:
                     continue
                 found.append(permute_program(schedule))
     return found
-
-
-def wild(dice: random.Random) -> PermuteProgram:
-    """A program of no collective: rows are swapped, replaced while they leave, added twice."""
-    n = dice.randrange(2, 6)
-    collective = jc.Collective("all_reduce", n, chunks_per_shard=dice.randrange(1, 3))
-    count = len(collective_rows := range(n * collective.chunks_per_shard))
-    rows = count + dice.randrange(3)
-    filled = [set(collective_rows) for _ in range(n)]
-    steps = []
-    for _ in range(dice.randrange(1, 8)):
-        rounds, replaced, added, carried = [], set(), set(), set()
-        arrived: list[tuple[int, int]] = []
-        for _ in range(dice.randrange(1, 2 * n)):
-            u, v = dice.sample(range(n), 2)
-            send, recv = np.full((n, 3), -1, np.int32), np.full((n, 3), -1, np.int32)
-            add = np.zeros((n, 3), bool)
-            for i in range(dice.randrange(1, 4)):
-                row, adds = dice.randrange(rows), dice.random() < 0.6
-                taken = (v, row) in replaced or (not adds and (v, row) in added)
-                if taken or (u, v, row) in carried:
-                    continue
-                carried.add((u, v, row))
-                (added if adds else replaced).add((v, row))
-                send[u, i], recv[v, i], add[v, i] = dice.choice(sorted(filled[u])), row, adds
-                arrived.append((v, row))
-            if (send >= 0).any():
-                rounds.append(Round(((u, v),), send, recv, add))
-        for rank, row in arrived:
-            filled[rank].add(row)
-        steps.append(tuple(rounds))
-    return PermuteProgram(collective, rows, (n,), tuple(steps))
 
 
 def check(programs: list[PermuteProgram]) -> None:
