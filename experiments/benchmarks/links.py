@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +22,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcoll as jc
 from experiments.study import CheckError
 from experiments.timing import compare, report
+from jaxcoll.kinds import kind_of
 
 SIZES = (2**16, 2**20, 2**24, 2**26)  # bytes of the larger of a rank's input and output
 MAKERS = ("ring", "tacos", "auto")
-CALLS = 9
+REPEATS = 9
 AXIS = "rank"
 _RANK = "JAXCOLL_LINKS_RANK"
 
 Row = dict[str, Any]
+
+# A collective by the functions of a module: ours, or those of `jax.lax`.
+CALLS: Mapping[str, Callable[..., jax.Array]] = {
+    "all_reduce": lambda m, v, **by: m.psum(v, AXIS, **by),
+    "all_gather": lambda m, v, **by: m.all_gather(v, AXIS, tiled=True, **by),
+    "reduce_scatter": lambda m, v, **by: m.psum_scatter(v, AXIS, tiled=True, **by),
+    "all_to_all": lambda m, v, **by: m.all_to_all(v, AXIS, 0, 0, tiled=True, **by),
+}
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -80,7 +89,7 @@ def _shared(count: int, argv: Sequence[str]) -> int:
 def measured(mesh: Mesh, sizes: Sequence[int]) -> Iterator[Row]:
     """The rows, as they are made."""
     network = jc.Topology.from_devices(list(mesh.devices.flat))
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    for kind in CALLS:
         for nbytes in sizes:
             for maker in MAKERS:
                 try:
@@ -91,20 +100,20 @@ def measured(mesh: Mesh, sizes: Sequence[int]) -> Iterator[Row]:
 
 
 def _row(mesh: Mesh, schedule: jc.Schedule, maker: str, nbytes: int) -> Row:
-    kind, n = schedule.collective.kind, mesh.size
+    kind, n, by = schedule.collective.kind, mesh.size, {"schedule": schedule, "lowering": "links"}
     ours, theirs = (
         jax.jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec(AXIS),
                               out_specs=PartitionSpec(AXIS), check_vma=False))
-        for f in calls(kind, schedule)
+        for f in (lambda v: CALLS[kind](jc, v, **by), lambda v: CALLS[kind](jax.lax, v))
     )  # fmt: skip
-    count = nbytes // 4 // (n if kind == "all_gather" else 1) // n * n
+    count = nbytes // 4 // (n if kind_of(kind).starts_with_shard else 1) // n * n
     # Whole numbers: in whatever order they are added the sum is the same.
     x = jax.make_array_from_callback(
         (n * count,), NamedSharding(mesh, PartitionSpec(AXIS)),
         lambda index: np.random.default_rng((index or (slice(0),))[0].start or 0).integers(
             0, 100, count).astype(np.float32),
     )  # fmt: skip
-    taken = compare({"lax": lambda: theirs(x), "links": lambda: ours(x)}, CALLS)
+    taken = compare({"lax": lambda: theirs(x), "links": lambda: ours(x)}, REPEATS)
     same = all(
         np.array_equal(a.data, b.data)
         for a, b in zip(ours(x).addressable_shards, theirs(x).addressable_shards, strict=True)
@@ -114,20 +123,3 @@ def _row(mesh: Mesh, schedule: jc.Schedule, maker: str, nbytes: int) -> Row:
         "jax.lax": taken["lax"], "links": taken["links"],
         "ratio": taken["links"].median / taken["lax"].median, "equal": same,
     }  # fmt: skip
-
-
-def calls(kind: str, schedule: jc.Schedule) -> tuple[Callable, Callable]:
-    """A collective over links, and that of `jax.lax`."""
-    by: dict[str, Any] = {"schedule": schedule, "lowering": "links"}
-    if kind == "all_reduce":
-        return lambda v: jc.psum(v, AXIS, **by), lambda v: jax.lax.psum(v, AXIS)
-    if kind == "all_to_all":
-        return (
-            lambda v: jc.all_to_all(v, AXIS, 0, 0, tiled=True, **by),
-            lambda v: jax.lax.all_to_all(v, AXIS, 0, 0, tiled=True),
-        )
-    name = {"all_gather": "all_gather", "reduce_scatter": "psum_scatter"}[kind]
-    return (
-        lambda v: getattr(jc, name)(v, AXIS, tiled=True, **by),
-        lambda v: getattr(jax.lax, name)(v, AXIS, tiled=True),
-    )

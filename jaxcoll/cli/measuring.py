@@ -173,7 +173,7 @@ def _collective_of(log: str) -> str | None:
 def _size_lines(row) -> list[str]:
     lines = [
         f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; "
-        f"{100 * row.of_bound:.0f} % of that speed is reached"
+        f"{100 * row.of_bound:.0f} % of that speed {'is' if row.reports else 'would be'} reached"
     ]
     for each in row.reports:
         error = "" if each.error is None else f", right within {100 * each.error:.0f} % on average"

@@ -266,7 +266,10 @@ def _modelled(topology: Topology, kind: str, nbytes: Number) -> Modelled:
             continue
         network, is_whole = _carried(machine, topology)
         synthesizer, chunks = runs[kind]
-        timing = Timing(kind, topology.num_ranks, int(nbytes), 1.0, synthesizer, chunks)
+        # The pieces are those that fit one host; rings through several need more of them.
+        timing = Timing(
+            kind, topology.num_ranks, int(nbytes), 1.0, synthesizer, chunks if is_whole else None
+        )
         said = f"{synthesizer} on links fitted to {machine}"
         if not is_whole:
             return Modelled(price(network, timing), f"{said}, others by the data sheet", None)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from jaxcoll import topologies
 from jaxcoll.errors import FormatError, TopologyError, shown
 from jaxcoll.kinds import KINDS
@@ -133,8 +135,18 @@ def machine_of(name: object) -> Machine:
     return MACHINES[name]
 
 
+def _has_wires_of(one: Topology, other: Topology) -> bool:
+    """Whether two networks have the same links, whatever their latencies."""
+    return (one.num_ranks, one.num_links) == (other.num_ranks, other.num_links) and all(
+        np.array_equal(getattr(one, column), getattr(other, column))
+        for column in ("src", "dst", "bandwidth")
+    )
+
+
 def machine_like(topology: Topology) -> tuple[Machine, int] | None:
     """The machine whose network, or a group of whose ranks, a network is, and how many ranks.
+
+    Latencies do not count: those of networks that are read from files are assumed.
 
     Raises:
         TopologyError: no network.
@@ -143,7 +155,7 @@ def machine_like(topology: Topology) -> tuple[Machine, int] | None:
     n, like = topology.num_ranks, []
     for machine in MACHINES.values():
         fits = n == machine.most if machine.whole else 2 <= n <= machine.most
-        if fits and machine.topology(n) == topology:
+        if fits and _has_wires_of(machine.topology(n), topology):
             like.append(machine)
     # Racks of GB200 and GB300 have the same links: a name decides, where there is one.
     called = [machine for machine in like if machine.topology(n).name == topology.name]

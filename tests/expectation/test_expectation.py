@@ -9,6 +9,7 @@ import jaxcoll as jc
 from jaxcoll import measured, validation
 from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from jaxcoll.io.timings import Timing, Timings
+from jaxcoll.topology import rebuilt
 
 
 def test_a_measured_size_is_the_row_itself():
@@ -157,3 +158,16 @@ def test_logs_of_other_machines_are_refused():
     ):
         with pytest.raises(FormatError, match=message):
             measured.machine_of_log(text)
+
+
+def test_latencies_of_files_do_not_hide_a_measured_machine():
+    host = jc.topologies.dgx_h100(1)
+    told = rebuilt(host, alpha=np.full(host.num_links, 5e-6))
+    assert jc.expect(told, "all_reduce", [2**30]).machine == jc.expect(host).machine
+
+
+def test_the_model_of_several_hosts_is_no_worse_than_its_schedule():
+    """Rings through hosts take more pieces than those of one."""
+    (found,) = jc.expect(jc.topologies.dgx_h100(4), "all_reduce", [10**9]).sizes
+    assert found.model is not None
+    assert found.model.seconds < 1.5 * found.bound_seconds

@@ -60,7 +60,7 @@ class _Table:
 
     gpus: int
     cells: dict[str, dict[Pair, str]] = dataclasses.field(
-        default_factory=lambda: {name: {} for name in _TABLES.values()}
+        default_factory=lambda: {name: {} for name in (*_TABLES.values(), "status")}
     )
     numa: dict[int, int] = dataclasses.field(default_factory=dict)
 
@@ -122,6 +122,7 @@ def loads(
     wires: list[Wire] = [
         (a, b, ALPHA, each * _links(table, a, b, usual)) for a, b in sorted(direct) if a < b
     ]
+    _warn_of_links(table, direct, gpu, usual)
     names = [f"gpu {g}" for g in range(table.gpus)]
     pcie = 16 * link_types.PCIE_LANE[slot].by(speeds)
     if table.gpus > 1 and components(table.gpus, *np.asarray([*direct] or [(0, 0)]).T).any():
@@ -233,8 +234,8 @@ def _of_rocm_smi(whole: dict) -> _Table:
     return table
 
 
-_KEYS = {"link_type": "type", "weight": "weight", "num_hops": "hops", "hops": "hops",
-         "bandwidth": "bw", "numa_bandwidth": "bw"}  # fmt: skip
+_KEYS = {"link_type": "type", "link_status": "status", "weight": "weight", "num_hops": "hops",
+         "hops": "hops", "bandwidth": "bw", "numa_bandwidth": "bw"}  # fmt: skip
 
 
 def _of_amd_smi(whole: object) -> _Table:
@@ -299,8 +300,10 @@ def _check_types(table: _Table) -> None:
 
 def _likely(table: _Table, direct: set[Pair]) -> str:
     """The kind of GPU that links speak for."""
-    pairs = table.gpus * (table.gpus - 1)
-    if pairs and len(direct) == pairs:
+    peers = np.bincount([a for a, _ in direct], minlength=1)
+    # A card has bridges to three others, a die of an MI250 wires to five; of a host of eight MI300X
+    # some link may be down.
+    if direct and (len(direct) == table.gpus * (table.gpus - 1) or peers.max() > 5):
         return "mi300x"
     # Dies of an MI250 reach each other over xGMI, in several hops; cards with bridges in hives.
     return (
@@ -317,9 +320,11 @@ def _one_link(architecture: str) -> link_types.Speed:
 
 def _is_direct(table: _Table, a: int, b: int) -> bool:
     """Whether a link joins two GPUs: XGMI, too, is what several hops over it are called."""
+    status = (table.cells["status"].get(pair, "").upper() for pair in ((a, b), (b, a)))
     hops, weight = table.number("hops", a, b), table.number("weight", a, b)
     return (
         table.cells["type"][a, b].upper() == "XGMI"
+        and "DISABLED" not in status
         and (hops is None or hops <= 1)
         and (weight is None or weight <= _ONE_HOP)
     )
@@ -365,3 +370,15 @@ def _add_pcie(table: _Table, names: list[str], wires: list[Wire], pcie: float) -
 def _warn_of_nics(network: float | None) -> None:
     speed = "" if network is not None else " of 50 GB/s; state network=, or the second --bandwidth"
     warn_user(f"each GPU is assumed to have a NIC{speed}", AssumptionWarning)
+
+
+def _warn_of_links(table: _Table, direct: set[Pair], gpu: str, usual: int) -> None:
+    """Of dies that one to four links join, where the table does not say how many."""
+    said = table.cells["bw"]
+    uncounted = sum(a < b and not _RANGE.fullmatch(said.get((a, b), "")) for a, b in direct)
+    if uncounted and gpu in ("mi250", "mi250x"):
+        warn_user(
+            f"{uncounted} pairs of dies are assumed to have {usual} link each, where an MI250 has "
+            "up to 4: the table has no bandwidths, as amd-smi topology prints them",
+            AssumptionWarning,
+        )

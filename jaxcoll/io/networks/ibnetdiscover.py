@@ -118,6 +118,8 @@ class _Fabric:
                 "there is no Ca, the adapter of a host; give all that ibnetdiscover prints"
             )
 
+        self._check_whole()
+
     def _add_node(self, where: str, line: str) -> str:
         found = _NODE.match(line)
         if found is None:
@@ -143,6 +145,17 @@ class _Fabric:
         self.cables[key] = max(self.cables.get(key, 0.0), speed)
         if len(self.cables) > _MOST_CABLES:
             raise FormatError(f"{where}: more cables than are read")
+
+    def _check_whole(self) -> None:
+        """Every switch and adapter at the end of a cable has a paragraph: a print may be cut."""
+        for ends in self.cables:
+            for node, port in ends:
+                if node.startswith(("S-", "H-")) and node not in self.described:
+                    (other, _) = ends[0] if ends[1][0] == node else ends[1]
+                    raise FormatError(
+                        f"{shown(other)} has a cable to {shown(node)} port {port}, which has "
+                        "no paragraph of its own; give all that ibnetdiscover prints"
+                    )
 
     def _host(self, node: str) -> str:
         """The host of an adapter: the first word of its description."""
@@ -178,8 +191,8 @@ class _Fabric:
                     key = min(pair), max(pair)
                     trunks[key] = trunks.get(key, 0.0) + speed
                 continue
-            # Two adapters back to back, routers, and nodes without a paragraph: cables to none of
-            # them are part of a network of switches.
+            # Two adapters back to back, and routers: cables to none of them are part of a network
+            # of switches.
             host, switch = (one, other) if one[0] in known else (other, one)
             if host[0] in known and switch[0] in place:
                 name = self.described[host[0]].split()[1:2] or [host[0]]

@@ -163,8 +163,9 @@ def topology(
 ) -> Topology:
     """The network of one host or several equal ones; a rank per GPU, host by host.
 
-    Equal NVLinks between all GPUs, as many as a GPU has, end in a switch; others join two GPUs.
-    Where NVLink does not reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
+    Equal NVLinks between all GPUs, as many as a GPU has, end in a switch, and so do unequal ones
+    that are more than a GPU has, where some are down; others join two GPUs. Where NVLink does not
+    reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
     that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
     the GPUs that it is nearest to and the network's switch. NVSwitches copy and add for GPUs of
     compute capability 9.0 and newer.
@@ -238,20 +239,26 @@ class _Host:
         """Pairs of vertices, with seconds and bytes per second each way."""
         n, joined = self.table.gpus, self.table.joined
         counts = np.asarray([[_nvlinks(cell) for cell in row] for row in joined])
-        others = counts[~np.eye(n, dtype=bool)]
-        total = int(others[0]) if len(others) else 0
+        reached = np.flatnonzero(counts.any(1))
+        ports, m = counts.max(1, initial=0), len(reached)
+        among = counts[np.ix_(reached, reached)][~np.eye(m, dtype=bool)]
+        is_even = bool(m) and (among == among[0]).all() and m == n
         # NV18 to each of seven peers cannot be 126 wires of a GPU that has 18: they end in
         # switches. NV4 to each of three, of twelve in all, may be wires, and carry as much through
-        # a switch.
-        if total and (others == total).all() and max(total, total * (n - 1)) >= self.links:
+        # a switch. Of a GPU whose NVLinks are partly down every peer sees those that are left.
+        is_full = is_even and max(ports[0], ports[0] * (n - 1)) >= self.links
+        is_over = m and (among > 0).all() and (counts[reached].sum(1) > self.links).all()
+        if is_full or is_over:
             switch = self._vertex("NVSwitch")
-            for g in range(n):
-                yield g, switch, ALPHA, total * self.lane
-            return
-        for a in range(n):
-            for b in range(a + 1, n):
-                if counts[a, b]:
-                    yield a, b, ALPHA, float(counts[a, b] * self.lane)
+            for g in reached.tolist():
+                yield g, switch, ALPHA, float(ports[g] * self.lane)
+            if m == n:
+                return
+        else:
+            for a in range(n):
+                for b in range(a + 1, n):
+                    if counts[a, b]:
+                        yield a, b, ALPHA, float(counts[a, b] * self.lane)
         if components(n, *np.nonzero(counts)).any():
             yield from self._pcie_tree()
 

@@ -163,3 +163,30 @@ def test_commands_take_a_table_where_a_network_stands(tmp_path, capsys):
     ):
         assert said in refused(capsys, "bound", table, *options)
     assert "complete nvidia-smi's table" in refused(capsys, "bound", network, "--hosts", 2)
+
+
+def test_a_link_that_is_down_is_left_out_and_changes_no_kind():
+    """Of eight MI300X, all joined, by the type of a link or by its status."""
+
+    def said(i: int, j: int) -> str:
+        return "PCIE" if {i, j} == {0, 1} else "XGMI"
+
+    down = json.loads(printed.amd_smi_json(8))
+    for row in down:
+        for link in row["links"]:
+            if {row["gpu"], link["gpu"]} == {2, 5}:
+                link["link_status"] = "DISABLED"
+    for text, pair in ((printed.amd_smi_json(8, said), (0, 1)), (json.dumps(down), (2, 5))):
+        with pytest.warns(AssumptionWarning, match="assumed to be mi300x"):
+            made = amd_smi.loads(text)
+        found = wires(made)
+        direct = {(a, b) for a, b in found if a < 8 and b < 8}
+        assert direct == {(a, b) for a in range(8) for b in range(8) if a != b} - {pair, pair[::-1]}
+
+
+def test_links_that_are_not_counted_are_said():
+    with pytest.warns(AssumptionWarning, match="28 pairs of dies are assumed to have 1 link each"):
+        amd_smi.loads(printed.rocm_smi(8), gpu="mi250x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        amd_smi.loads(printed.amd_smi(8, bandwidth=lambda i, j: "50000-200000"), gpu="mi250x")

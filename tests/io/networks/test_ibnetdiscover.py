@@ -152,3 +152,18 @@ def test_commands_take_a_fabric_where_a_network_stands(tmp_path, capsys):
     assert (code, json.loads(out)["ranks"], said.count("assumed")) == (0, 16, 1)
     assert called(capsys, "show", path)[0] == 0
     assert "at most 1 values" in refused(capsys, "bound", path, "--bandwidth", "1GB/s,1GB/s")
+
+
+def test_a_print_that_lost_a_paragraph_is_refused_by_name():
+    """Whatever is missing, its neighbours still have cables to it."""
+    whole = FABRIC.split("\n\n")
+    lost = 0
+    for i, part in enumerate(whole):
+        names = [word for word in part.split('"')[1:2] if word.startswith(("S-", "H-"))]
+        if not names:
+            continue
+        text = "\n\n".join(whole[:i] + whole[i + 1 :])
+        with pytest.raises(FormatError, match=f"cable to '{names[0]}' port .* no paragraph"):
+            ibnetdiscover.loads(text)
+        lost += 1
+    assert lost == 2 + 1 + 4

@@ -134,3 +134,21 @@ def test_bad_arguments_are_refused(options, message):
 def test_files(tmp_path):
     nvidia_smi.save(tmp_path / "topo.txt", READ)
     assert nvidia_smi.load(tmp_path / "topo.txt") == READ
+
+
+def test_nvlinks_that_are_down_narrow_a_port_of_the_switch():
+    """A GPU with 17 of 18 shows NV17 to every peer; one with none is SYS from all."""
+    cells = [["X" if i == j else "NV17" if 3 in (i, j) else "NV18" for j in range(8)]
+             for i in range(8)]  # fmt: skip
+    made = topology(Connections(8, tuple(map(tuple, cells)), {}), gpu="h100")
+    assert made.num_ranks + 1 == made.num_vertices
+    out = dict(zip(made.src.tolist(), made.bandwidth.tolist(), strict=True))
+    assert {g: out[g] for g in range(8)} == {g: 25e9 * (17 if g == 3 else 18) for g in range(8)}
+
+    gone = [["X" if i == j else "SYS" if 3 in (i, j) else "NV18" for j in range(8)]
+            for i in range(8)]  # fmt: skip
+    made = topology(Connections(8, tuple(map(tuple, gone)), {}), gpu="h100")
+    (switch,) = (v for v, name in enumerate(made.vertex_names) if name.endswith("NVSwitch"))
+    ends = set(zip(made.src.tolist(), made.dst.tolist(), strict=True))
+    assert {a for a, b in ends if b == switch} == set(range(8)) - {3}
+    assert 3 in {a for a, _ in ends}
