@@ -207,8 +207,7 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
         text = _text(obj, form, nbytes)
     except jc.errors.FormatError as error:
         # Of other collectives a runtime's program cannot be made either.
-        is_held = getattr(obj, "collective", None) and obj.collective.kind in MSCCL_WORDS
-        if form not in ("msccl", "azure", "mscclpp") or not is_held:
+        if form not in ("msccl", "azure", "mscclpp") or obj.collective.kind not in MSCCL_WORDS:
             raise
         raise click.UsageError(
             f"{error}; make one that fits: jaxcoll synth --for-runtime msccl"

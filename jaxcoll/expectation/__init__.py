@@ -228,11 +228,12 @@ def _reports(machine: Machine, kind: str, ranks: int, nbytes: Number) -> tuple[R
     for table, curve in curves_of(machine.name, kind):
         if curve.is_chosen:
             curves.setdefault(table.name, (table, []))[1].append(curve)
+    for _, of_table in curves.values():
+        # Of groups the one that is alone, and full precision before half.
+        of_table.sort(key=lambda curve: (curve.dtype == "bf16", curve.groups))
     for near in (False, True):
         found = []
         for table, of_table in curves.values():
-            # Of groups the one that is alone, and full precision before half.
-            of_table.sort(key=lambda curve: (curve.dtype == "bf16", curve.groups))
             estimate = at(of_table, float(nbytes), ranks, near)
             if estimate is not None:
                 error = _held_out(machine.name, kind, estimate, nbytes)

@@ -92,11 +92,15 @@ def queued(
         return _laid_out(program, messages, assigned(messages, links, tried[0]))
     if len(messages) > _MANY:
         tried = (tried[0], tried[-1])
-    found = (_laid_out(program, messages, assigned(messages, links, most)) for most in tried)
+    # Where few queues are used, larger numbers of them give an assignment again.
+    queues = dict.fromkeys(tuple(assigned(messages, links, most)) for most in tried)
+    found = (_laid_out(program, messages, queue) for queue in queues)
     return min(found, key=lambda each: Replay(each, links).seconds())
 
 
-def _laid_out(program: PermuteProgram, messages: list[Message], queue: list[int]) -> QueuedProgram:
+def _laid_out(
+    program: PermuteProgram, messages: list[Message], queue: Sequence[int]
+) -> QueuedProgram:
     """The instructions for messages in queues."""
     inputs, outputs = program.input_rows(), program.output_rows()
     count = max(queue, default=0) + 1
@@ -216,8 +220,8 @@ def assigned(messages: list[Message], links: Links | None, most: int) -> list[in
                 harm = sum(start - begins[key] + abs(until - ends[key]) for key in beside)
                 # Of equal ones one that has a group already, then the one used last.
                 idle = start - max(clock.free[key] for key in keys)
-                best = min(best or (until + harm, -len(beside), idle, queue, start),
-                           (until + harm, -len(beside), idle, queue, start))  # fmt: skip
+                choice = until + harm, -len(beside), idle, queue, start
+                best = min(best or choice, choice)
             *_, queue, start = best
             until = clock.arrives(message, start)
             step.append((message, queue))
@@ -232,12 +236,17 @@ def assigned(messages: list[Message], links: Links | None, most: int) -> list[in
     return [used[queue] for queue in queues]
 
 
+def _span(place: Place, size: int) -> list[Place]:
+    """Rows that follow one another from a place on."""
+    return [(place[0], place[1] + i) for i in range(size)]
+
+
 def _run_sizes(origins: list[Place], targets: list[Place]) -> list[int]:
     """How many rows each run has: those that follow one another in memory at both ends."""
     sizes: list[int] = []
     for i in range(len(origins)):
         follows = i and all(
-            places[i] == (places[i - 1][0], places[i - 1][1] + 1) for places in (origins, targets)
+            places[i - 1 : i + 1] == _span(places[i - 1], 2) for places in (origins, targets)
         )
         if follows:
             sizes[-1] += 1
@@ -332,9 +341,9 @@ class _Rank:
     ) -> None:
         """Send or receive runs of rows with all else of this step and queue."""
         numbers, reads, writes = self._groups[queue]
-        for (where, row), size in runs:
-            numbers.append((int(arrives), other, where, row, size))
-            (writes if arrives else reads).extend((where, row + i) for i in range(size))
+        for place, size in runs:
+            numbers.append((int(arrives), other, *place, size))
+            (writes if arrives else reads).extend(_span(place, size))
 
     def end_step(self) -> None:
         """Emit the step's groups, then put rows that arrived beside in their places."""
@@ -350,12 +359,11 @@ class _Rank:
             for run in self._together(list(runs)):
                 _, row, target, add = run[0]
                 home, was, size = self._at_home(row), self._now[row], len(run)
-                beside = [(where, at + i) for where, at in [target] for i in range(size)]
-                into = [(home[0], home[1] + i) for i in range(size)]
+                beside, into = _span(target, size), _span(home, size)
                 if add:
-                    read = [(was[0], was[1] + i) for i in range(size)]
                     numbers = (*home, *was, *target, size)
-                    self._emit(Instruction(COMBINE, queue, numbers), [*read, *beside], into)
+                    reads = [*_span(was, size), *beside]
+                    self._emit(Instruction(COMBINE, queue, numbers), reads, into)
                 else:
                     numbers = (*home, *target, size)
                     self._emit(Instruction(COPY, queue, numbers), beside, into)
@@ -407,12 +415,12 @@ class _Rank:
                 i + size, place and (place[0], place[1] + size)
             ):  # fmt: skip
                 size += 1
-            into = [(RESULT, i + k) for k in range(size)]
+            into = _span((RESULT, i), size)
             if place is None:
                 self._emit(Instruction(ZERO, main, (RESULT, i, size)), [], into)
             else:
-                read = [(place[0], place[1] + k) for k in range(size)]
-                self._emit(Instruction(COPY, main, (RESULT, i, *place, size)), read, into)
+                numbers = (RESULT, i, *place, size)
+                self._emit(Instruction(COPY, main, numbers), _span(place, size), into)
             del moves[:size]
 
     def _emit(self, instruction: Instruction, reads: list[Place], writes: list[Place]) -> None:

@@ -9,6 +9,7 @@ communicator.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -23,11 +24,12 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.links import engine
-from jaxcoll.execute.links.instructions import links_of
+from jaxcoll.execute.links.instructions import QueuedProgram, links_of
 from jaxcoll.execute.links.program import ADDED, COMPLEX, tables
 from jaxcoll.execute.links.queues import queued
 from jaxcoll.execute.links.trace import PROGRAMS
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
+from jaxcoll.schedule import Schedule
 
 _OPS = {lax.add: 0, fixed_order.add: 0, lax.max: 1, lax.min: 2}
 _PARTS_OF_BYTES = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
@@ -103,9 +105,7 @@ def _on_cpus(
 def _on_gpus(
     program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
 ) -> jax.Array:
-    schedule = setting.schedule
-    links = None if schedule is None else links_of(schedule, nbytes)
-    queues = queued(program, links, setting.op is fixed_order.add)
+    queues = _queues(program, setting.schedule, nbytes, setting.op is fixed_order.add)
     work = jax.ShapeDtypeStruct((queues.work * setting.width, *x.shape[1:]), x.dtype)
     played, _ = jax.ffi.ffi_call(engine.GPU_TARGET, (result, work))(
         x,
@@ -114,6 +114,15 @@ def _on_gpus(
         op=np.int64(op),
     )
     return played
+
+
+# A step is traced for its values and for its derivatives, and has many buffers of one size.
+@functools.lru_cache(maxsize=64)
+def _queues(
+    program: PermuteProgram, schedule: Schedule | None, nbytes: float, is_ordered: bool
+) -> QueuedProgram:
+    links = None if schedule is None else links_of(schedule, nbytes)
+    return queued(program, links, is_ordered)
 
 
 def _groups(axes: Axes) -> np.ndarray:
