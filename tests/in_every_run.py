@@ -1,8 +1,9 @@
-"""The mark ``in_every_run``, of members of a parametrized test: a plugin of pytest.
+"""The marks ``in_every_run`` and ``slow_members``, of parametrized tests: a plugin of pytest.
 
 Members of a family that go the same way through the code cost each run as much as the first, and
-find little more. Those that the mark does not name are slow tests, which take turns: continuous
-integration runs a sixth of them each time, and all of them come before a release.
+find little more. Those that ``in_every_run`` does not name are slow tests, and so are those that
+``slow_members`` names: the former says which few stay, the latter which few go. Slow tests take
+turns: continuous integration runs a sixth of them each time, all of them come before a release.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import fnmatch
 
 import pytest
 
-# Of each function that has the mark, with the names there, those names that a member has.
+# Of each function that has one of the marks, with the names there, those names that a member has.
 _NAMED = pytest.StashKey[dict]()
+_MARKS = ("in_every_run", "slow_members")
 
 
 def pytest_itemcollected(item):
-    for mark in item.iter_markers("in_every_run"):
-        kept = {name for name in mark.args if fnmatch.fnmatchcase(item.callspec.id, name)}
-        named = item.config.stash.setdefault(_NAMED, {})
-        named.setdefault((item.function, mark.args), set()).update(kept)
-        if not kept:
-            item.add_marker(pytest.mark.slow)
+    for kind in _MARKS:
+        for mark in item.iter_markers(kind):
+            found = {name for name in mark.args if fnmatch.fnmatchcase(item.callspec.id, name)}
+            named = item.config.stash.setdefault(_NAMED, {})
+            named.setdefault((item.function, kind, mark.args), set()).update(found)
+            if bool(found) == (kind == "slow_members"):
+                item.add_marker(pytest.mark.slow)
 
 
 def lost(config) -> list[str]:
@@ -29,8 +32,8 @@ def lost(config) -> list[str]:
     if any("::" in argument for argument in config.args):
         return []
     return [
-        f"{function.__qualname__}: in_every_run names {name!r}, a member that is not there"
-        for (function, names), found in config.stash.get(_NAMED, {}).items()
+        f"{function.__qualname__}: {kind} names {name!r}, a member that is not there"
+        for (function, kind, names), found in config.stash.get(_NAMED, {}).items()
         for name in names
         if name not in found
     ]

@@ -9,15 +9,15 @@ import pytest
 from tests import cpu_seconds, in_every_run
 
 
-def collected(names: tuple[str, ...], members: list[str], *asked: str):
+def collected(names: tuple[str, ...], members: list[str], *asked: str, kind="in_every_run"):
     """A session with the members of a family, and those of them that became slow."""
     slow: list[str] = []
     config = types.SimpleNamespace(stash={}, args=asked)
-    marks = [pytest.mark.in_every_run(*names).mark]
+    marks = {kind: [getattr(pytest.mark, kind)(*names).mark]}
     for member in members:
         in_every_run.pytest_itemcollected(
             types.SimpleNamespace(
-                iter_markers=lambda name: marks,
+                iter_markers=lambda name: marks.get(name, ()),
                 callspec=types.SimpleNamespace(id=member),
                 config=config,
                 function=collected,
@@ -33,11 +33,21 @@ def test_members_that_are_not_named_are_slow():
     in_every_run.pytest_collection_finish(session)
 
 
-def test_a_name_of_no_member_ends_the_collection_of_a_whole_family():
-    session, _ = collected(("ring", "rong"), ["ring", "tree"])  # words: ok
-    with pytest.raises(pytest.UsageError, match="collected: in_every_run names 'rong', a member"):
+def test_slow_members_are_slow():
+    session, slow = collected(
+        ("ring", "*-scan"), ["ring", "tree-scan", "tree"], kind="slow_members"
+    )
+    assert slow == ["ring", "tree-scan"]
+    in_every_run.pytest_collection_finish(session)
+
+
+@pytest.mark.parametrize("kind", ["in_every_run", "slow_members"])
+def test_a_name_of_no_member_ends_the_collection_of_a_whole_family(kind):
+    names = ("ring", "rong")  # words: ok
+    session, _ = collected(names, ["ring", "tree"], kind=kind)
+    with pytest.raises(pytest.UsageError, match=f"collected: {kind} names 'rong', a member"):
         in_every_run.pytest_collection_finish(session)
-    asked, _ = collected(("ring", "rong"), ["ring"], "tests/test_turns.py::test_y[ring]")
+    asked, _ = collected(names, ["ring"], "tests/test_turns.py::test_y[ring]", kind=kind)
     in_every_run.pytest_collection_finish(asked)
 
 

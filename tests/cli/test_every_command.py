@@ -151,6 +151,7 @@ def whole(name: str, case: Case) -> list[str]:
 
 
 @every_command
+@pytest.mark.slow_members("calibrate")
 def test_json_is_one_document_and_nothing_else(capsys, folder, name):
     case = case_of(name)
     code, out, err = called(capsys, *whole(name, case), "--json")
@@ -207,6 +208,7 @@ def test_what_is_missing_or_too_much_is_said(capsys, name):
 
 
 @every_command
+@pytest.mark.slow_members("calibrate")
 def test_an_interrupt_leaves_no_half_of_a_file(capsys, monkeypatch, folder, name):
     """Ctrl-C at the worst moment: all is written and not yet in its place."""
     case = case_of(name)

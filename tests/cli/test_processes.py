@@ -142,6 +142,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert running.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_shells_complete_commands_and_names():
     def completed(words: str) -> list[str]:
         done = subprocess.run(
@@ -216,6 +217,7 @@ def test_an_assumption_is_no_fault_where_warnings_are_errors(monkeypatch):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_tuning_on_virtual_devices(tmp_path):
     arguments = ["tune", "run", "-o", "t.json", "--devices", "2", "--size", "1KiB"]
     done = process(*arguments, "--evaluations", "2", "--json", cwd=tmp_path)

@@ -38,6 +38,7 @@ def test_a_function_is_compiled_for_a_slice(tmp_path):
     assert (found["devices"], found["native"]) == (32, {"all-reduce": 1})
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(tmp_path):
     (tmp_path / "train.py").write_text("def total(x): return x\n")
     hidden = "import sys; sys.modules['libtpu'] = None\n"

@@ -31,6 +31,7 @@ def test_sums_are_those_of_lax_and_schedules_are_played(capfd):
 
 
 @pytest.mark.parametrize("how", ["die", "hang"])
+@pytest.mark.slow
 def test_the_others_end_when_a_rank_does(how, capfd):
     network = topologies.ring(3, alpha=0, bandwidth=4e6)
     environment = {**ONE_DEVICE, "JAXCOLL_TIMEOUT": "3"}

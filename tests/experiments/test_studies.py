@@ -16,6 +16,7 @@ STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
 
 
 @pytest.mark.parametrize("name", marked(STUDIES))
+@pytest.mark.slow_members("tacos-fig-20", "multitree-fig-9", "tacos-fig-2a", "tacos-fig-21")
 def test_a_study_runs_and_prints_what_is_recorded(name):
     """`python -m experiments.overview NAME` records it again; look at the difference first."""
     run = small_run(name)

@@ -10,7 +10,7 @@ from jaxcoll.tune.training_step.leader import Leader
 
 
 @pytest.mark.parametrize(("tasks", "candidates", "most"), [(1, 15, 60), (1, 30, 150), (3, 15, 90)])
-@pytest.mark.in_every_run("1-15-60")
+@pytest.mark.slow
 def test_the_leader_settles_within_the_steps_asked_for(tasks, candidates, most):
     row = made_up(tasks, candidates, 20)
     assert row["most steps"] <= most

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from experiments.benchmarks import tune_search
 
 
+@pytest.mark.slow
 def test_it_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     options = "--landscapes 2 --searches printed fitted --families equations --whole 0"
@@ -22,6 +25,7 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     assert shown.index("search fitted, number 2") < shown.index("tune_search")
 
 
+@pytest.mark.slow
 def test_processes_change_only_the_cpu_seconds(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
@@ -34,6 +38,7 @@ def test_processes_change_only_the_cpu_seconds(monkeypatch, tmp_path):
     assert [row["landscapes"].partition(",")[0] for row in found[0]] == ["ramps", "coupled"]
 
 
+@pytest.mark.slow
 def test_other_landscapes_have_a_row_per_search(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     options = ["--seeds", "1", "--families", "cliff", "needle", "--searches", "fitted", "random"]

@@ -94,6 +94,7 @@ def test_with_fixed_chunks_no_candidate_is_faster(topology, data, seed):
 
 
 @pytest.mark.parametrize("side", [4, 12])
+@pytest.mark.slow_members("12")
 def test_auto_is_no_slower_than_tacos_on_unequal_links(side):
     """Issue: auto tried TACOS fewer times than ``tacos`` itself did."""
     topology = mesh(side, side, bandwidth=(80 * 2**30, 35 * 2**30))
@@ -105,6 +106,7 @@ def test_auto_is_no_slower_than_tacos_on_unequal_links(side):
 # ---------------------------------------------------------------------- near the best there is
 
 
+@pytest.mark.slow
 def test_the_default_is_right_on_the_commonest_machine():
     """Issue: the default all_reduce of 4 DGX A100 took 7.5 times the bound."""
     topology = dgx_a100(4)
@@ -165,6 +167,7 @@ def test_groups_are_chosen_for_too():
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
+@pytest.mark.slow_members("all_reduce")
 def test_the_same_arguments_give_the_same_schedule(kind):
     for nbytes in (1e3, 1e7):
         one, again = (synthesize(mesh(2, 3), kind, nbytes=nbytes, seed=7) for _ in range(2))
@@ -328,6 +331,7 @@ def test_progress_of_one_synthesizer_over_its_chunk_counts():
 
 
 @pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.slow_members("reduce_to_some")
 def test_every_kind_by_default(kind):
     for topology in (switch(5), ring(3), ring(1)):
         schedule = synthesize(topology, kind, Portfolio(work=20_000))

@@ -29,6 +29,7 @@ def test_candidates_that_would_end_too_late_are_left_out(monkeypatch):
 
 @pytest.mark.parametrize("name", ["auto", "tacos", "ring"])
 @pytest.mark.parametrize("chunks", [None, 4])
+@pytest.mark.slow_members("4-auto")
 def test_a_deadline_that_is_too_short_says_what_would_do(name, chunks):
     topology = topologies.torus(16, 16)
     began = time.process_time()

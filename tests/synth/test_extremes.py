@@ -98,6 +98,7 @@ def test_sizes_beyond_the_range_are_refused(nbytes):
             call()
 
 
+@pytest.mark.slow
 def test_links_that_are_cut_for_a_search_warn_of_nothing():
     """The networks that synthesizers and bounds make of it have links of a seventh of these."""
     with warnings.catch_warnings():

@@ -129,6 +129,7 @@ def test_charges_of_the_machine_count_and_jax_lax_is_a_candidate(kind):
         assert by_rounds.collective_seconds(kind, 1, 1 << 26) == taken
 
 
+@pytest.mark.slow
 def test_plans_on_a_topology_pay_the_charges_of_their_hardware():
     assert HARDWARE["CPU devices"].execution == CPU
     assert HARDWARE["CPU"].execution is None

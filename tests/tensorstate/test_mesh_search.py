@@ -70,6 +70,7 @@ def test_assignments_of_a_line_and_of_a_plane():
     assert any(columns in assignment.groups()[0] for assignment in plane)
 
 
+@pytest.mark.slow
 def test_the_best_assignment_is_first_and_no_worse_than_the_default_order():
     topology, traced = topologies.torus(2, 4, alpha=0.0, bandwidth=1e9), graph("twice")
     options = {"hardware": "CPU", "solver": Auto(gap=1e-6)}

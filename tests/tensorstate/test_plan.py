@@ -194,6 +194,7 @@ def test_topologies_have_costs(graph):
     assert math.isfinite(made.cost.serial_seconds)
 
 
+@pytest.mark.slow
 def test_a_network_that_lost_a_link_costs_what_it_costs(graph):
     """The wires that are left carry what the lost one did."""
     whole = topologies.torus(2, 4)
@@ -206,6 +207,7 @@ def test_a_network_that_lost_a_link_costs_what_it_costs(graph):
     assert costs[0] < min(costs[1:])
 
 
+@pytest.mark.slow
 def test_three_axes_are_searched_one_by_one(graph):
     mesh = {"a": 2, "b": 2, "c": 2}
     network = AlphaBetaCosts(MeshShape.of(mesh), (1e-9,) * 3, (1e11, 1e11, 1e11))
@@ -262,7 +264,7 @@ def test_limits_only_cost():
 
 
 @pytest.mark.parametrize("share", [0.9, pytest.param(0.7, marks=pytest.mark.slow), 0.5])
-@pytest.mark.in_every_run("0.9")
+@pytest.mark.slow
 def test_full_layers_fit(share):
     """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 
@@ -393,6 +395,7 @@ def pipelined_plan(graph, plan):
     return search(graph, mesh=MESH, microbatches="auto", **options)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
     """If no plan without microbatches fits, or if recomputation costs more."""
     limit = pipelined_plan.memory_limit
@@ -444,6 +447,7 @@ def test_a_plan_in_microbatches_is_printed(pipelined_plan):
     assert "ddp" in str(pipelined_plan.compare("ddp"))
 
 
+@pytest.mark.slow
 def test_a_plan_in_microbatches_runs_as_predicted(pipelined_plan):
     checked = pipelined_plan.check()
     assert checked.agrees, str(checked)

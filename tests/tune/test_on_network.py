@@ -48,6 +48,7 @@ def found(run, x, network) -> Occurrence:
     return call
 
 
+@pytest.mark.slow
 def test_a_task_is_one_of_the_network_that_is_stated():
     run, x = step()
     known = []
@@ -103,6 +104,7 @@ def test_candidates_are_schedules_of_the_network_that_are_worth_a_step(network, 
 @pytest.mark.parametrize(
     ("shape", "axis"), [((8,), "x"), ((2, 4), "x"), ((2, 4), "y"), ((4, 2), ("y", "x"))]
 )
+@pytest.mark.slow_members("shape1-x", "shape2-y", "shape3-axis3")
 def test_every_candidate_gives_the_sum_on_a_network_of_the_axis_and_of_the_mesh(shape, axis):
     run, x = step(shape, axis)
     wanted, _ = step(shape, axis, jax.lax.psum)

@@ -87,6 +87,7 @@ def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
     assert all(str(task) in str(report) for task in report.chosen)
 
 
+@pytest.mark.slow
 def test_it_says_where_jax_lax_is_the_fastest():
     step, w, x = _step()
     slow = Config({"algorithm": "ring", "lowering": "scan", "parts": 8})
@@ -221,6 +222,7 @@ def test_flax_and_optax_with_buckets_of_gradients(x64):
         assert not tuned.report().notes
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_another_size_runs_by_the_step_itself():
     step, w, x = _step()
     tuned = online(step, space=_spaces(step, w, x))

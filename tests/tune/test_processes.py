@@ -38,6 +38,7 @@ def assert_all_ran_the_same(printed: list[str], count: int) -> None:
 @pytest.mark.parametrize(
     ("what", "processes"), [("killed", 3), pytest.param("stalled", 4, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_all_processes_switch_at_the_same_step_until_one_is_missing(what, processes):
     printed = start(processes, what, 60, "process_worker")
     assert_all_ran_the_same(printed, 60)
@@ -55,6 +56,7 @@ def test_a_thousand_switches_under_random_delays():
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_step_is_tuned_by_all_processes_together(processes, tmp_path):
     table = tmp_path / "table.json"
     printed = start(processes, "trains", 4000, "online_worker", str(table))

@@ -96,7 +96,7 @@ def test_bandwidth_needs_time():
 @pytest.mark.parametrize(
     ("name", "settings"), [("table-6", 3), ("fig-7", 2), ("fig-9-measured", 2), ("fig-10", 2)]
 )
-@pytest.mark.in_every_run("fig-10-2")
+@pytest.mark.slow
 def test_all_tuners_stand_beside_the_default(name, settings):
     rows = [row for row in rows_of(name) if row["MiB"] != "all sizes"]
     assert [row["tuner"] for row in rows] == TUNERS * settings
@@ -135,6 +135,7 @@ def test_fig_9_is_measured_at_the_printed_size():
 # ---------------------------------------------------------------------- Tables 3 to 5, Fig. 1
 
 
+@pytest.mark.slow
 def test_best_and_worst_of_every_task():
     rows = rows_of("table-3")
     extremes = [row for row in rows if "ms" in row]

@@ -35,6 +35,7 @@ def test_a_search_asks_for_points_of_the_space_and_ends(name):
 @pytest.mark.parametrize("name", SEARCHES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 3), share=st.floats(0, 1), data=st.data())
+@pytest.mark.slow_members("afnfa", "fitted")
 def test_a_resumed_search_asks_the_same(name, seed, share, data):
     """Through JSON, with failures and times that nobody asked for among the history."""
     search = make(name, seed)

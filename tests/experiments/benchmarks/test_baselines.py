@@ -146,7 +146,7 @@ SMALL = (topologies.torus(4, 4), topologies.mesh(3, 4))
     ],
     ids=str,
 )
-@pytest.mark.in_every_run("*mesh 3x4*-tacos")
+@pytest.mark.slow
 def test_nothing_is_quicker_than_auto(network, model):
     names = [name for name in SYNTHESIZERS if name not in SEARCHES]
     rows, _ = measured(network, names, (1, 4), model)

@@ -21,6 +21,7 @@ def rows():
     return [*one_device.measured("mlp", model, MESH, HARDWARE)]
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_and_obeyed(rows):
     """Of this perceptron everything that is saved is a product's operand."""
     free, limited = rows

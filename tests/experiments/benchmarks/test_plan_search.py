@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.benchmarks import tensorstate
 
 
+@pytest.mark.slow
 def test_every_question_has_a_target_and_a_figure(monkeypatch):
     # One axis: the searches of two are tested elsewhere, and take a dozen seconds here.
     monkeypatch.setitem(tensorstate.MESHES, "2x4", tensorstate.MESHES["1-D"])

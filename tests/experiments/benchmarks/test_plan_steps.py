@@ -26,6 +26,7 @@ def plan() -> Plan:
     return search(graph, mesh=MESH, network=NETWORK, hardware=HARDWARE)
 
 
+@pytest.mark.slow
 def test_a_plan_stands_beside_the_step_that_the_user_jits(plan):
     (row,) = plan_steps._step_row(MODEL, plan, MESH, rounds=2)
     today = min(row["DDP ms"], row["FSDP ms"])
@@ -39,6 +40,7 @@ def test_a_plan_stands_beside_the_step_that_the_user_jits(plan):
     assert lines[2].startswith(f"| mlp | {row['plan']} | ")
 
 
+@pytest.mark.slow
 def test_steps_of_other_losses_are_no_comparison(plan):
     def drifted(params, state, batch):
         params, state, loss = MODEL.step(params, state, batch)

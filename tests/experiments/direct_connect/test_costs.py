@@ -22,6 +22,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return small_run(f"direct-connect-{name}").rows
 
 
+@pytest.mark.slow
 def test_breadth_first_is_optimal_in_both_and_searches_are_never_better():
     rows = rows_of("fig-3-10")
     for row in rows:

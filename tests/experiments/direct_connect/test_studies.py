@@ -57,7 +57,7 @@ def test_families_have_what_table_a_3_says_but_where_it_errs():
 
 
 @pytest.mark.parametrize("name", ["table-3-4", "table-a-1"])
-@pytest.mark.in_every_run("table-3-4")
+@pytest.mark.slow
 def test_frontiers_as_built_are_the_printed_ones(name):
     rows = rows_of(name)
     for row in rows:
@@ -228,6 +228,7 @@ def test_constructions_have_the_letters_of_the_figure():
     assert kind(parse("K5")) == "other base"
 
 
+@pytest.mark.slow
 def test_at_many_ranks_ours_lead_as_the_paper_says():
     rows = rows_of("fig-3-7")
     ratios = [row for row in rows if "ratio" in row]

@@ -124,6 +124,7 @@ def test_data_parallel_operations_are_those_of_the_table():
 # ---------------------------------------------------------------------- networks
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_cost_model():
     """Table 3.4's bound: 267.6 us, and 382.3 us of all-to-all, for 2**20 bytes at 1024 ranks."""
     bound = baselines(1024, MACHINE)["bound"].times

@@ -80,6 +80,7 @@ def test_table_4_1_is_the_papers():
     assert rows[-1]["% of optimum"] == pytest.approx(100.0)
 
 
+@pytest.mark.slow
 def test_only_forests_are_optimal_at_any_size():
     rows = rows_of("forestcoll-fig-4-14")
     for row in rows:

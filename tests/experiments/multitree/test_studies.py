@@ -110,6 +110,7 @@ def test_training_without_overlap_is_compute_and_one_all_reduce():
         assert row["total ms"] == pytest.approx(row["compute ms"] + row["network ms"])  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_figure_11_orders_the_algorithms_and_overlap_helps():
     apart = measured(rows_of("multitree-fig-11a"))
     beside = measured(rows_of("multitree-fig-11b"))

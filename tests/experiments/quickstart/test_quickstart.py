@@ -79,6 +79,7 @@ def test_it_prints_and_writes_its_results(tmp_path):
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
+@pytest.mark.slow
 def test_what_is_not_defined_for_the_network_is_said(tmp_path):
     config = tiny(
         f"results={tmp_path}", "topology.family=fully_connected", "topology.sides=[3]",
@@ -203,6 +204,7 @@ def test_batches_are_epochs_in_ever_new_orders():
     np.testing.assert_array_equal(batches, digits.batches(100, 30, seed=1))
 
 
+@pytest.mark.slow
 def test_many_ranks_learn_what_one_learns():
     config = tiny().train
     digits = Digits.load(seed=0)

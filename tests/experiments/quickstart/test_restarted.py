@@ -10,6 +10,7 @@ from jaxcoll import topologies
 from jaxcoll.cli.quantities import after_failures
 
 
+@pytest.mark.slow
 def test_one_argument_changes_and_the_losses_do_not(tmp_path, monkeypatch):
     folder, whole = tmp_path / "run", topologies.torus(2, 4)
     left = after_failures(whole, ["0-1"], [])

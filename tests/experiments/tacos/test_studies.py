@@ -44,6 +44,7 @@ def _one(rows, **wanted) -> dict[str, Any]:
 # ---------------------------------------------------------------------- figures and tables
 
 
+@pytest.mark.slow
 def test_fig_1_every_algorithm_is_coolest_at_home():
     rows = _small("fig-1")
     homes = {"fully connected": {"direct", "tacos"}, "ring": {"ring", "tacos"}}
@@ -58,6 +59,7 @@ def test_fig_1_every_algorithm_is_coolest_at_home():
     assert _one(rows, network="fully connected", algorithm="ring")["idle links %"] > 80
 
 
+@pytest.mark.slow
 def test_fig_2a_on_the_papers_networks(tmp_path):
     """Ring is 16.71 times as fast as Direct on a ring; Direct 62.63 times as fast as a ring."""
     rows = _rows("fig-2a", bandwidths, tmp_path, "size=paper", "algorithms.auto.candidates=[ring]")
@@ -67,6 +69,7 @@ def test_fig_2a_on_the_papers_networks(tmp_path):
     assert full["times as fast"] == pytest.approx(full["paper times as fast"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_fig_2b_the_best_depends_on_the_size():
     rows = _small("fig-2b")
     small, large = (
@@ -132,6 +135,7 @@ def test_fig_16_tacos_and_themis():
     assert mesh["links busy, most %"] < 99
 
 
+@pytest.mark.slow
 def test_fig_17_tacos_multitree_and_c_cube():
     rows = _small("fig-17a")
     assert _one(rows, algorithm="tacos over multitree")["times as fast"] > 1.2
@@ -186,6 +190,7 @@ def test_table_v():
     assert mean["% of ideal"] > mean["paper % of ideal"]
 
 
+@pytest.mark.slow
 def test_fig_19_steps_are_the_bound_and_growth_below_a_square():
     rows = _small("fig-19")
     measured = [row for row in rows if "steps" in row]

@@ -20,6 +20,7 @@ def rows_of(name: str, results: Path, size: str = "ci") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", ["ci", pytest.param("paper", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_collectives_are_as_many_as_autoccl_prints(size, tmp_path):
     rows = rows_of("tensorstate-autoccl-table-1", tmp_path, size)
     printed = [row for row in rows if row.get("paper a step")]
@@ -57,6 +58,7 @@ def test_no_family_beats_the_search_and_small_memory_takes_longer(tmp_path):
             assert re.match(none, row["found"])
 
 
+@pytest.mark.slow
 def test_classes_do_not_grow_with_depth(tmp_path):
     rows = rows_of("tensorstate-search-time", tmp_path)
     assert [row["layers"] for row in rows] == [1, 2, 4]
@@ -75,6 +77,7 @@ def test_plans_that_know_the_network_are_best(tmp_path):
         assert both["regret %"] == 0
 
 
+@pytest.mark.slow
 def test_forests_shorten_fully_sharded_steps_across_boxes(tmp_path):
     """Fig. 4.13's shape: the compute is the same, the communication of forests is less."""
     rows = rows_of("tensorstate-fsdp-fig-4-13", tmp_path)

@@ -33,6 +33,7 @@ HOSTS = {
     "adding-reduce",
     "adding-all_to_all",
 )
+@pytest.mark.slow_members("adding-all_to_all", "adding-reduce")
 def test_schedules_are_those_of_the_plain_network(name, kind):
     """Byte for byte; and each is of the network that it was asked for."""
     network = HOSTS[name]

@@ -105,6 +105,7 @@ def test_a_torus_of_up_to_a_quarter_million_ranks(side):
     assert schedule.cost().inverse_bandwidth == Fraction(side**3 - 1, side**3)
 
 
+@pytest.mark.slow
 def test_conjecture_1_is_false():
     # The dissertation (App. A.6.4) conjectures (N - 1)/N for every circulant graph.
     counterexample = group_bfb(GroupNetwork.circulant(15, (1, 4, 5))).cost()

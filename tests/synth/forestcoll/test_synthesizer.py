@@ -66,6 +66,7 @@ def test_derived_kinds_are_as_fast(kind):
     assert simulate(schedule, GB).time < 1.15 * best
 
 
+@pytest.mark.slow
 def test_fast_refuses_networks_that_take_long_and_no_others():
     """By numbers alone, before any work: the same networks on any machine, each in a moment."""
     fast = ForestColl(fast=True)

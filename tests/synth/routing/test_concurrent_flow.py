@@ -151,6 +151,7 @@ def test_generalized_kautz_of_table_a_1():
     assert rate.gap < 1e-6
 
 
+@pytest.mark.slow
 def test_bound_of_table_3_4_is_above_every_network_of_1024_ranks():
     assert digraph_flow(*circulant(1024, [22, 23])).lower < Fraction(4, 4667)
 

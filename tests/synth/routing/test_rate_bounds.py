@@ -76,6 +76,7 @@ def test_long_paths_do_not_vanish(digraph: Digraph, gap: float):
 
 @settings(max_examples=30)
 @given(st.integers(2, 5), st.integers(3, 60))
+@pytest.mark.slow
 def test_kautz_bounds_hold_for_the_rate_of_the_linear_program(degree: int, m: int):
     m = max(m, degree + 1)
     digraph = gen.generalized_kautz(degree, m)

@@ -54,7 +54,7 @@ def seconds_by_auto(kind: str) -> float:
 
 
 @pytest.mark.parametrize(("kind", "dual"), [("broadcast", "scatter"), ("reduce", "gather")])
-@pytest.mark.in_every_run("broadcast-scatter")
+@pytest.mark.slow
 def test_it_is_fast_for_mid_sizes_on_many_hosts(kind, dual):
     """1 MiB on 16 hosts of 4: trees of ranks take 75 us, a scatter and an all_gather 26, and the
     default, which tries both, takes trees of hosts of 21.5.

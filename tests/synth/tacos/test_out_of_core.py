@@ -112,6 +112,7 @@ with CompactWriter(sys.argv[1], ring(4), Collective("all_gather", 4), np.arange(
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path):
     with writing_elsewhere(WRITING, tmp_path / "s") as child:
         child.terminate()

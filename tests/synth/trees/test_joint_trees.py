@@ -81,6 +81,7 @@ def test_auto_takes_them_where_two_phases_are_slower():
     assert whole.provenance.certificate["synthesizer"] != "joint_trees"
 
 
+@pytest.mark.slow
 def test_bounds_say_where_they_may_win():
     for topology, may in (
         (torus(4, 4), False),

@@ -65,6 +65,7 @@ def baselines():
 
 
 @pytest.mark.parametrize(("name", "axes", "strategy"), list(baselines()))
+@pytest.mark.slow_members("gpt_scan-*", "vgg-*")
 def test_memory_and_bytes_sent_are_those_of_the_model(name, axes, strategy):
     """All bytes sent; memory within a quarter beside the arguments, but for listed exceptions."""
     sizes: dict[str, Any] = SIZES.get(name, {})
@@ -77,6 +78,7 @@ def test_memory_and_bytes_sent_are_those_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
+@pytest.mark.slow
 def test_a_saved_slice_frees_the_array_that_was_sliced():
     """A plan that slices what every device computes takes 27 % more if XLA fuses the slices."""
     rng, sizes = np.random.default_rng(5), dict[str, Any](SIZES["mlp"])
@@ -130,6 +132,7 @@ def limited_cases() -> list[Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", limited_cases())
+@pytest.mark.slow
 def test_lower_limits_take_less_memory(case):
     """Down to two thirds of the memory of the fastest plan, or to less, its inputs included.
 
@@ -163,6 +166,7 @@ def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
         solve_milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_is_found_however_little_time_there_is(monkeypatch):
     """The plan of about the least memory if no better one was found; otherwise an error."""
     # It takes 0.2 s of a quiet machine, and has taken more than 2 s where others were at work.

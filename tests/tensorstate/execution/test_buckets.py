@@ -121,6 +121,7 @@ def scanned(params, x):
 
 
 @pytest.mark.usefixtures("in_overlap")
+@pytest.mark.slow
 def test_an_unrolled_scan_is_the_scan_with_the_same_bytes():
     """Seven layers in bodies of three: two bodies, and one layer beside them."""
     params = {"up": jnp.ones((7, 16, 32)) / 16, "down": jnp.ones((7, 32, 16)) / 32}

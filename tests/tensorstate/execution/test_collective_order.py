@@ -198,7 +198,7 @@ def test_no_collective_of_a_plan_overtakes_a_loop(of, names):
 
 
 @pytest.mark.parametrize("of", [attention_step, gpt_step])
-@pytest.mark.in_every_run("attention_step")
+@pytest.mark.slow
 def test_no_collective_of_pipeline_stages_overtakes_a_loop(of):
     """1F1B, tensor parallel within the stages: three loops of ticks, one of them of one tick."""
     (step, shapes), sizes = of(), {"stage": 2, "model": 2}

@@ -55,6 +55,7 @@ def problem_of(
     [pytest.param(LINE, 1, 4, marks=slow), pytest.param(PLANE, 0, 2, marks=slow), (CUBE, 1, 4)],
     ids=["8", "2x4", "2x2x2"],
 )
+@pytest.mark.slow
 def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
     problem = problem_of("mlp", tuple(axes.items()), num_repeats)
     decisions = drawn(problem, seed)
@@ -156,6 +157,7 @@ def test_bytes_sent_and_stored_by_zero():
     assert often.memory.loop_resident == parameters // 8 + 4
 
 
+@pytest.mark.slow
 def test_the_more_microbatches_the_less_memory():
     """Measured, beside the arguments, and predicted; on two devices."""
     model = load_model("mlp", batch=512)
@@ -189,7 +191,8 @@ def _step(w, x, key):
     return w - 0.1 * gradient, value, y.max(), y
 
 
-@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), pytest.param(1, 4, marks=slow), (3, 4)])
+@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), (1, 4), (3, 4)])
+@pytest.mark.in_every_run("0-2")
 def test_microbatched_results_and_maxima_are_returned(seed, num_repeats):
     """From batches sharded in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY

@@ -60,6 +60,7 @@ def one_device():
 
 
 @pytest.mark.parametrize("route", ["apply", "constrain", "explicit"])
+@pytest.mark.slow_members("apply", "explicit")
 def test_ten_steps_of_a_padded_plan_are_those_of_one_device(route):
     applied = getattr(plan(), route)()
     run = jitted(applied)

@@ -196,6 +196,7 @@ def test_stages_have_the_values_of_one_device(name):
     assert "keys" in name or report.compiled_seconds == pytest.approx(report.predicted_seconds)
 
 
+@pytest.mark.slow
 def test_parts_of_an_all_to_all_have_one_layout():
     """On an axis of three devices each has the queries, the keys or the values of all heads.
 

@@ -230,7 +230,7 @@ def test_a_plan_runs_the_loops_of_its_step(name):
 
 @pytest.mark.parametrize("form", ["constrain", "explicit"])
 @pytest.mark.parametrize("name", ["layers", "recurrent"])
-@pytest.mark.in_every_run("layers-constrain", "recurrent-explicit")
+@pytest.mark.slow
 def test_loops_are_loops_in_other_forms(name, form):
     """As sharding constraints, and under Explicit axes; the layers leave stacks of open sums."""
     plan = planned(name, tuple(LINE.items()))
@@ -248,7 +248,7 @@ def deep(count: int):
 
 
 @pytest.mark.parametrize(("loops", "unroll"), [("keep", 2), ("pair", 3)])
-@pytest.mark.in_every_run("pair-3")
+@pytest.mark.slow
 def test_scans_that_are_unrolled_have_the_values_and_bytes_of_the_plan(monkeypatch, loops, unroll):
     """As on devices that overlap; of seven layers one is left behind the last body."""
     overlapping = sharded_step.LocalExecutor
@@ -323,6 +323,7 @@ def test_scans_in_runs_are_the_step(loss, shapes, runs, lengths):
     assert_same(graph, sgd(loss), tuple(arguments(shapes)))
 
 
+@pytest.mark.slow
 def test_runs_of_layers_differ_where_the_limit_falls_between_two_uniform_plans():
     """One run saves what another recomputes, in less time than where all layers recompute."""
 
@@ -374,6 +375,7 @@ def recomputing(plan: ts.Plan) -> Decisions:
         pytest.param("recurrent", 1, marks=slow),
     ],
 )
+@pytest.mark.slow
 def test_bodies_are_recomputed_in_the_loop_that_mirrors_theirs(name, count):
     """Values, bytes of collectives and memory, with all recomputed and with nothing."""
     step, *shapes = deep(8) if name == "layers" else STEPS[name]

@@ -70,9 +70,7 @@ def text(plan) -> str:
         {"memory_limit": math.inf},
     ],
 )
-@pytest.mark.in_every_run(
-    "options0-links", "options1-alpha-beta", "options2-charged", "options3-links"
-)
+@pytest.mark.in_every_run("options1-alpha-beta", "options2-charged", "options3-links")
 def test_a_saved_plan_is_the_plan(network, options, tmp_path):
     plan = searched(network, **options)
     plan.save(tmp_path / "plan.json")

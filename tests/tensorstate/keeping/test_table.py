@@ -119,6 +119,7 @@ def planned(problem: Problem, share: float | None, **options: bool) -> ts.Plan:
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.slow_members("a*pair*")
 def test_a_third_keeping_is_one_row(halved, name, tmp_path):
     """Memory, seconds, program, plan file, report and executed step know it by its row alone."""
     problem = problem_of(name)

@@ -49,6 +49,7 @@ def test_sequence_parallelism_repeats_gathers_in_the_backward_pass(layers):
     assert counts == {"all_gather": 6 * layers + 3, "reduce_scatter": 4 * layers + 2}
 
 
+@pytest.mark.slow
 def test_repeated_gathers_save_memory_and_cost_time():
     problem = problem_of("llama_3_1_8b", layers=1)
     plain, cut = solve_baseline(problem, "megatron"), solve_baseline(problem, "megatron-sp")

@@ -96,6 +96,7 @@ X, W = s(8, 4), s(4, 4)
 
 
 @pytest.mark.parametrize("name", [MODELS[0], *(pytest.param(n, marks=slow) for n in MODELS[1:])])
+@pytest.mark.slow
 def test_models_in_microbatches_equal_the_full_batch(name):
     # Two layers, unrolled, of the smallest; of the others one, as compiling them takes the time.
     model = load_model(name, **({"layers": 1} if name in ("gpt", "llama", "moe", "vit") else {}))
@@ -195,6 +196,7 @@ def cut(name: str) -> MicrobatchSplit:
     "linear",
     "folded",
 )
+@pytest.mark.slow_members("dropout", "attention")
 def test_microbatches_equal_the_full_batch(name, count, batch_shards):
     function, *shapes = SPLITTABLE[name]
     batch_shards = min(batch_shards, 8 // count)

@@ -133,7 +133,7 @@ def _axes(problem) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("axes", [LINE, CUBE], ids=["8", "2x2x2"])
-@pytest.mark.in_every_run("8")
+@pytest.mark.slow
 def test_no_plan_sends_more_than_was_predicted(axes):
     """Strategies drawn at random, recomputed operators included.
 

@@ -72,7 +72,7 @@ def step(attention, w, x):
         pytest.param({}, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.in_every_run("pin1")
+@pytest.mark.slow
 def test_a_declared_attention_trains_on_devices(pin):
     """Sharded by batch and queries, whose keys have gradients that are summed; or by heads."""
     attention = ts.declare(_attention, ATTENTION)

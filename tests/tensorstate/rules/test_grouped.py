@@ -51,7 +51,7 @@ def draw(*shapes):
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.in_every_run("folded")
+@pytest.mark.slow
 def test_every_label_can_be_sharded_but_that_of_the_sizes(name):
     function, *shapes = STEPS[name]
     graph = ts.trace(function, shapes)

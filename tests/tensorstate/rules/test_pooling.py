@@ -44,6 +44,7 @@ def cases(draw):
 
 @given(cases())
 @settings(max_examples=12)
+@pytest.mark.slow
 def test_cotangents_go_to_the_first_extremum_of_a_window(case):
     kind, windows, strides, padding, x = case
     backward, pool = pooling(kind, windows, strides, padding)

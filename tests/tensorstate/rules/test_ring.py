@@ -194,7 +194,7 @@ def windowed(q, k, v):
         pytest.param(None, 4096, False, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.in_every_run("window0-512-False", "None-4096-True")
+@pytest.mark.in_every_run("None-4096-True")
 def test_windows_wider_than_the_tried_sequence_are_refused(window, length, causal):
     """At the ends of a long sequence, in memory that grows with its length."""
 

@@ -40,6 +40,7 @@ def _check(problem: Problem, found: SearchResult, objective: str, least: float) 
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_no_strategies_are_better(data, objective):
     problem = data.draw(problems())
     candidates = data.draw(some_strategies(problem, 50_000))
@@ -101,6 +102,7 @@ def _is_plan(full, solution) -> bool:
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=20)
+@pytest.mark.slow
 def test_no_recomputation_is_better(data, objective):
     """Without a memory limit recomputation gains nothing, and must lose nothing."""
     problem = data.draw(problems())
@@ -153,6 +155,7 @@ def test_no_tensor_is_split_between_reshardings_to_fit():
 
 @given(st.data())
 @settings(max_examples=8)
+@pytest.mark.slow
 def test_no_recomputation_that_fits_is_better(data):
     """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
@@ -170,6 +173,7 @@ def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=30)
+@pytest.mark.slow
 def test_in_microbatches_no_strategies_are_better(data, objective):
     problem = data.draw(problems(SPLITTABLE, microbatches=(2, 4)))
     candidates = data.draw(some_strategies(problem, 2_000))
@@ -188,6 +192,7 @@ def test_in_microbatches_nothing_that_fits_is_better(data):
 
 @given(st.data(), st.booleans(), OBJECTIVES)
 @settings(max_examples=6)
+@pytest.mark.slow
 def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recompute, objective):
     """Descent is not better than the exact search, its bound no higher, and it keeps limits."""
     problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))

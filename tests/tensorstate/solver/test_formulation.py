@@ -74,6 +74,7 @@ def test_for_given_strategies_the_program_is_the_cost(data, objective):
 
 @given(st.data(), st.sampled_from(("sum", "max")))
 @settings(max_examples=80)
+@pytest.mark.slow
 def test_in_microbatches_the_program_is_the_cost(data, objective):
     """Program and cost agree on reshards once or in every microbatch."""
     problem = data.draw(problems(SPLITTABLE, microbatches=(2, 4)))
@@ -82,6 +83,7 @@ def test_in_microbatches_the_program_is_the_cost(data, objective):
 
 @given(st.data(), st.sampled_from(("sum", "max")))
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_a_discounted_program_is_that_of_the_discounted_problem(data, objective):
     """Built with the shares of one discount, and discounted to those of another."""
     problem = data.draw(problems())
@@ -105,6 +107,7 @@ def test_a_discounted_program_is_that_of_the_discounted_problem(data, objective)
 
 @given(st.data(), st.floats(0.0, 1.0))
 @settings(max_examples=25)
+@pytest.mark.slow
 def test_in_microbatches_a_memory_limit_is_met(data, share):
     """Loop-resident and saved copies under a limit cost as much as the program says."""
     problem = data.draw(problems(SPLITTABLE, LINES, microbatches=(2, 4)))
@@ -163,6 +166,7 @@ def test_a_memory_limit_holds_to_the_byte(name, mesh, num_repeats, recompute):
 
 @given(st.data(), st.booleans())
 @settings(max_examples=30)
+@pytest.mark.slow
 def test_the_relaxation_is_a_bound(data, recompute):
     problem = data.draw(problems())
     candidates = data.draw(some_strategies(problem, 1_000))
@@ -379,6 +383,7 @@ def test_arguments_of_identical_layers_are_all_counted():
 
 @given(st.data(), st.booleans())
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_on_three_axes_few_placements_are_enough(data, recompute):
     """Decided strategies have a plan through few placements wherever they have one through all."""
     name = data.draw(st.sampled_from(sorted(SPLITTABLE)))

@@ -141,6 +141,7 @@ def test_progress_is_in_seconds_and_leaves_out_what_is_not_known_yet():
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_lazy_rows_are_as_good_as_rows(seed):
     """Relaxed, whole and inside, whatever the rows; no solution exceeds one."""
     random = np.random.default_rng(seed)

@@ -50,6 +50,7 @@ def least_schedule(problem, candidates) -> float:
 
 @given(st.data())
 @settings(deadline=None, max_examples=15)
+@pytest.mark.slow
 def test_the_schedule_is_between_the_bound_and_the_plan_of_the_sum(data):
     problem = data.draw(problems(("linear", "twice", "tanh")))
     candidates = data.draw(some_strategies(problem, 200))
@@ -64,6 +65,7 @@ def test_the_schedule_is_between_the_bound_and_the_plan_of_the_sum(data):
 
 @given(st.data())
 @settings(deadline=None, max_examples=25)
+@pytest.mark.slow
 def test_plans_that_send_nothing_are_near_their_bound(data):
     """Links so slow that whatever is sent takes longer than to compute all on every device."""
     problem = data.draw(problems(("linear", "chain")))
@@ -160,6 +162,7 @@ def summed(graph):
     return search(graph, objective="sum", **ASKED)
 
 
+@pytest.mark.slow
 def test_nothing_but_what_hides_goes_over_the_slow_links(plan, summed):
     """Tensor parallelism across hosts would be exposed: parameters and gradients are not."""
     assert plan.options.objective == "overlap"
@@ -219,6 +222,7 @@ def test_without_a_plan_in_time_no_other_program_is_begun(graph, monkeypatch):
     assert not late.programs
 
 
+@pytest.mark.slow
 def test_a_plan_within_two_gaps_of_the_bound_needs_no_other_program(graph, plan):
     """With links that hide all, the compute of the plan of the least shares is the bound."""
     links = AlphaBetaCosts(SLOW_FAST.mesh, (0.0, 0.0), (1e15, 1e15))

@@ -108,6 +108,7 @@ def test_a_parameter_that_stands_out_is_moved_back_with_its_moments():
     assert plain.objective <= odd.objective
 
 
+@pytest.mark.slow
 def test_queries_keys_and_values_are_sharded_alike():
     """Their products too: in the plan that the search finds first, values are replicated."""
     specs = specs_of(planned("gpt"))

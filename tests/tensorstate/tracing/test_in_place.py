@@ -106,7 +106,7 @@ FUNCTIONAL = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONAL)
-@pytest.mark.in_every_run("the model", "parts")
+@pytest.mark.in_every_run("parts")
 def test_functional_steps_return_the_pytree_that_they_return(name):
     step, args = FUNCTIONAL[name]()
     plan = ts.search(step, args, mesh={"data": 2, "model": 2}, network=NETWORK, hardware="CPU")

@@ -24,7 +24,7 @@ VARIANTS = {
 
 
 # Each stands for another that does the same in more layers, or at another place.
-QUICK = ("mlp accumulated", "gpt_scan")
+QUICK = ("mlp accumulated",)
 
 
 @pytest.mark.parametrize(

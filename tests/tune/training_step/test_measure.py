@@ -117,6 +117,7 @@ def test_tasks_without_candidates_are_refused(sizes):
         Race(sizes)
 
 
+@pytest.mark.slow
 def test_profiles_tell_apart_what_the_times_of_steps_do_not():
     """Three tasks, each about a tenth of a step, the rest of which varies by a third."""
     right = {True: 0, False: 0}

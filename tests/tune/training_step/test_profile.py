@@ -131,6 +131,7 @@ def _settled(tuned):
     raise AssertionError("never settled")
 
 
+@pytest.mark.slow
 def test_steps_of_several_tasks_are_profiled():
     tuned = _tuned()
     _settled(tuned)
@@ -164,6 +165,7 @@ def test_the_seconds_of_tasks_are_within_those_of_the_step():
 
 
 @pytest.mark.parametrize("options", [{"profile": False}, {"programs": "plain"}])
+@pytest.mark.slow_members("options1")
 def test_steps_are_not_profiled(options):
     tuned = _tuned(**options)
     _settled(tuned)
@@ -171,6 +173,7 @@ def test_steps_are_not_profiled(options):
     assert tuned.report().profile_seconds == 0
 
 
+@pytest.mark.slow
 def test_another_profile_under_way_is_left_alone(tmp_path):
     tuned = _tuned()
     with jax.profiler.trace(str(tmp_path)):

@@ -59,6 +59,7 @@ def test_what_is_recorded_is_no_faster_than_the_bound():
                     assert found["seconds"] >= least * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_the_search_ends_at_bounds_and_finds_no_less_than_the_default(monkeypatch):
     """All-to-all on a pair meets its bound; the search beats a default that is slow."""
     met = default.search(ring(2), "all_to_all", Limits(64, 1.0)).best

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from experiments.benchmarks.default import pays
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_the_command_and_become_the_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pays.recording, "PAYS", tmp_path / "pays.json")
     monkeypatch.setattr(pays.recording, "DOCS", tmp_path)

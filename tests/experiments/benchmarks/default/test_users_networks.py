@@ -32,6 +32,7 @@ def test_a_row_compares_the_default_with_the_best_and_the_bound(number):
     assert (row["best by"] == "bound") == (row["/ bound"] <= WITHIN)
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_its_rows(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(users_networks, "_compile", lambda limits: None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.benchmarks.__main__ import main
 
 
+@pytest.mark.slow
 def test_it_runs_by_either_name(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["--sides", "4", "4", "--sides", "5", "5", "--repeat", "1"]

@@ -23,6 +23,7 @@ def test_missing_compilers_are_named(monkeypatch, tmp_path, capsys):
     assert written["rows"] == []
 
 
+@pytest.mark.slow
 def test_a_target_that_fails_is_reported():
     rows, why = targets.compiled_for("no such target")
     assert rows == []

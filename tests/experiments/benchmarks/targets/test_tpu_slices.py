@@ -14,6 +14,7 @@ def test_boxes_are_the_slices_of_a_size():
     assert [s for s in networks.boxes(1024) if networks.is_twisted(s)] == [(8, 8, 16)]
 
 
+@pytest.mark.slow
 def test_rates_of_two_cubes():
     """torus 4 x 4 x 8: links along the side of 8 carry all, 1/128; MCF of the twisted one 3/220."""
     rows = {row["kind"]: row for row in networks.slices(128, trials=150)}
