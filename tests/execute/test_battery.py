@@ -22,7 +22,7 @@ FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 DTYPES = (*FLOATS, jnp.int32, jnp.int8, jnp.uint32, jnp.complex64, jnp.bool_)
 GATHERS = [("ring", "ring"), ("mesh", "bucket"), ("torus", "bucket"), ("mesh", "tacos")]
 GATHERS += [("star", "tacos"), ("complete", "direct"), ("star", "hops")]
-QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 LONG = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -175,6 +175,7 @@ def test_a_schedule_runs_where_it_wins(network, kind):
     assert len(operations(call, x, vma=False)) == 1
 
 
+@pytest.mark.slow
 def test_derivatives_and_batches_of_both_choices_are_those_of_lax():
     cheap = ExecutionCosts("cpu", 0, 0, 0, 0, source="a machine that charges nothing")
     x = integers((16, 8), np.float32)

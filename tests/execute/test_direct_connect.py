@@ -61,6 +61,7 @@ def test_psum_and_its_halves_equal_those_of_lax(network, dtype):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_psum_on_the_line_graph_of_k44_equals_that_of_lax_on_32_devices():
     """L(K4,4), of one-way links, by the finder's verified schedule; in a process of 32 devices."""
     code = """

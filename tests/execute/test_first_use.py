@@ -32,6 +32,7 @@ for _ in range(3):
     ],
     ids=str,
 )
+@pytest.mark.slow_members("psum-{}", "psum-{*auto*")
 def test_a_program_is_traced_once(call, options):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(call=call, options=options)],

@@ -66,6 +66,7 @@ def test_programs_of_any_schedule():
     check(drawn(60))
 
 
+@pytest.mark.slow
 def test_programs_of_synthesizers():
     programs = named()
     assert len(programs) > 30
@@ -92,6 +93,7 @@ def reached(network, kind: str, maker: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.slow_members("all_gather", "reduce_scatter")
 def test_queues_reach_the_time_of_links(kind):
     torus, hosts = jc.topologies.torus(4, 4), jc.topologies.dgx_h100(2)
     rails = jc.topologies.multi_rail(2, 4)

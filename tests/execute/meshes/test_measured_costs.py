@@ -47,6 +47,7 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.slow_members("8")
 def test_permutes_of_the_devices_of_a_process_follow_one_another(ranks):
     mesh = Mesh(np.array(jax.devices()[:ranks]), ("x",))
     costs = jc.measure_execution(mesh, seconds=1)

@@ -34,6 +34,7 @@ def test_every_collective_on_eight_devices():
         assert said["both"].rstrip().endswith("OK"), said
 
 
+@pytest.mark.slow
 def test_different_schedules_are_an_error_everywhere_and_what_follows_runs(three):
     for said in three:
         assert said["differ"].count("processes are about to run different schedules") == 2, said
