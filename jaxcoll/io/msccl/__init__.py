@@ -179,18 +179,16 @@ class _Rank:
     def finished(self) -> tuple[Block, ...]:
         """The blocks, with the instructions that each waits for."""
         written: dict[int, Place] = {}
-        readers: defaultdict[int, list[Place]] = defaultdict(list)
         for _, _, key, each, last in sorted(self.pending, key=lambda row: row[:2]):
             block = self.number.setdefault(key, len(self.number))
             if block == len(self.rows):
                 self.rows.append([])
             writes = each.type != "s"
             chunks = range(each.src[1], each.src[1] + each.count)
-            # A reader waits for the last writer, a writer for it and for all readers since: their
-            # other waits follow from these.
+            # Both wait for the last writer. Nothing waits for readers: a partial sum is given away
+            # once, and nothing is added to it afterwards (``verify``); the complete value that is
+            # written over it contains it, so its sender has received what was read here.
             before = [written[c] for c in chunks if c in written]
-            if writes:
-                before += [place for c in chunks for place in readers[c]]
             if last is not None:
                 other = self.number[last]
                 before.append((other, len(self.rows[other]) - 1))
@@ -198,9 +196,6 @@ class _Rank:
             for c in chunks:
                 if writes:
                     written[c] = place
-                    readers[c] = []
-                else:
-                    readers[c].append(place)
         return tuple(
             Block(
                 key[1][1] if key[0] == "send" else None,
