@@ -41,6 +41,7 @@ def test_different_schedules_are_an_error_everywhere_and_what_follows_runs(three
         assert said["differ"].rstrip().endswith("OK"), said
 
 
+@pytest.mark.slow
 def test_different_schedules_on_some_of_the_devices(three):
     *members, other = three
     for said in members:
@@ -49,6 +50,7 @@ def test_different_schedules_on_some_of_the_devices(three):
     assert other["some"].rstrip().endswith("OK"), other
 
 
+@pytest.mark.slow
 def test_tracing_and_compiling_wait_for_nobody(three):
     # A process that waited would do so for longer than the test may take.
     for said in three:
