@@ -35,7 +35,8 @@ def pytest_runtest_makereport(item, call):
     # The last report of a test; all are sent to the process that prints.
     if call.when == "teardown":
         seconds = _now() - item.stash[_BEGAN]
-        report.user_properties.append((_NAME, seconds, "slow" in item.keywords))
+        is_slow = "slow" in item.keywords or "targets" in item.keywords
+        report.user_properties.append((_NAME, seconds, is_slow))
     return report
 
 
