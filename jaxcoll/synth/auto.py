@@ -143,9 +143,9 @@ class Portfolio(Synthesizer):
     Every synthesizer states its own variants. The next candidate is the one of the least work,
     times how far from the bound its times say that it may be, times how seldom its kind meets a
     bound: a variant with its fewest chunks, or one that may still win with more, as long as those
-    gain more than the tolerance. The search ends where a bound is met within the tolerance, or
-    where all the work allowed is done. Of schedules that take equally long the one tried first is
-    kept.
+    gain more than the tolerance. The search ends where the bound is met within the tolerance (where
+    ranks wait for one another, the time of links and charges, if that is more), or where all the
+    work allowed is done. Of schedules that take equally long the one tried first is kept.
 
     The certificate names the synthesizer that won, its time, the bound and the whole table. Where
     it takes more than 1.5 times the bound on more than 128 ranks, and others were passed over for
@@ -291,9 +291,16 @@ class _Race:
         self.model = link_model(portfolio.model)
         # Of what schedules can do: switches that copy and add might do better, and never will here.
         network = self.model.bounded_by(problem.topology.forwarding_only())
-        self.bound = bound(network, problem.collective, self.nbytes).time
+        least = bound(network, problem.collective, self.nbytes).time
         if self.execution is not None:
-            self.bound += float(self.execution.least_seconds(problem.collective))
+            least += float(self.execution.least_seconds(problem.collective))
+        self.goal = self.bound = least
+        if self.execution is not None and self.execution.order.waits:
+            told = bound(network, problem.collective, self.nbytes, execution=self.execution)
+            self.bound = told.time
+            # The race also ends at what links that work by themselves and charges take: where ranks
+            # wait for one another schedules may take less (``bounds.in_order``), and seldom do.
+            self.goal = max(least, self.bound)
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
@@ -321,8 +328,8 @@ class _Race:
 
     @property
     def is_over(self) -> bool:
-        """Whether a bound is met within the tolerance."""
-        return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
+        """Whether the goal is met within the tolerance."""
+        return self.seconds <= self.goal * (1 + max(self.portfolio.tolerance, 1e-9))
 
     def finish(self, climbs: list[_Climb], ignore_work_limit: bool = False) -> None:
         """Try the candidates that may win, the cheap and promising first.
@@ -336,7 +343,7 @@ class _Race:
         self._race(climbs, ignore_work_limit)
         # Set aside are those that bounds say cannot win. Where the best is far from the bound, the
         # bound says little, and they are tried after all.
-        if self.seconds > _FAR * self.bound and self.aside:
+        if self.seconds > _FAR * self.goal and self.aside:
             self._race(self.aside, ignore_work_limit)
 
     def _race(self, climbs: list[_Climb], ignore_work_limit: bool) -> None:
@@ -364,7 +371,7 @@ class _Race:
             return False
         work = self.work_of(climb)
         # Of thousands of ranks a try takes as long as all tries of hundreds, to gain a few percent.
-        if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.bound:
+        if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.goal:
             return False
         return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 
@@ -372,7 +379,7 @@ class _Race:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
         # The cheapest first, and of two of equal work the one that its times so far say is closer
         # to the bound: a good schedule found early ends the race for most others.
-        slow = max(1.0, climb.next / self.bound) if climb.tried else 1.0
+        slow = max(1.0, climb.next / self.goal) if climb.tried else 1.0
         return slow * climb.synthesizer.put_off * self.work_of(climb)
 
     def work_of(self, climb: _Climb, count: int | None = None) -> float:
