@@ -20,6 +20,7 @@ COMMANDS = [
     "scripts/pictures",
     "scripts/mutants",
     "scripts/docs",
+    "scripts/release",
     ".ci/run",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -11,7 +13,9 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -30,12 +34,90 @@ def requirements() -> set[str]:
     return {line.strip() for line in lines if not line.strip().startswith("#")}
 
 
-def test_one_version_everywhere():
+@pytest.fixture(scope="module")
+def release() -> Iterator[ModuleType]:
+    """The module of ``scripts/release``, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location("release", ROOT / "packaging/release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module, path = importlib.util.module_from_spec(spec), sys.path[:]
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+
+
+def test_one_version_everywhere(release):
     version = settings()["metadata"]["version"]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## {version} " in (ROOT / "CHANGELOG.md").read_text()
-    recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
-    assert f'version: "{version}"' in recipe
+    assert release.agreed(release.versions()) == version
+    assert set(release.versions()) == {
+        *("setup.cfg", "CITATION.cff", "packaging/conda/recipe.yaml", "CHANGELOG.md")
+    }
+
+
+@pytest.mark.parametrize("name", ["CITATION.cff", "packaging/conda/recipe.yaml", "CHANGELOG.md"])
+def test_a_release_whose_versions_differ_is_refused(release, name, tmp_path):
+    version = settings()["metadata"]["version"]
+    for each in release.STATED:
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / each).read_text()
+        (tmp_path / each).write_text(text.replace(version, "9.9.9") if each == name else text)
+    with pytest.raises(SystemExit, match=rf"9\.9\.9 +{name}"):
+        release.agreed(release.versions(tmp_path))
+    (tmp_path / name).write_text("no version\n")
+    with pytest.raises(SystemExit, match=f"{name} states no version"):
+        release.versions(tmp_path)
+
+
+def test_a_release_names_all_that_prevents_its_tag(release, tmp_path, capsys):
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-C", tmp_path, *arguments], check=True, capture_output=True)
+
+    log = tmp_path / "CHANGELOG.md"
+    log.write_text("# Changelog\n\n## 1.2.3 (unreleased)\n")
+    git("init", "-q")
+    assert [line.partition(":")[0] for line in release.missing("1.2.3", tmp_path)] == [
+        *("CHANGELOG.md", "git status")
+    ]
+    log.write_text("# Changelog\n\n## 1.2.3 (2026-11-30)\n")
+    git("add", ".")
+    git(*("-c", "user.name=a", "-c", "user.email=a@b"), "commit", "-qm", "one")
+    assert release.missing("1.2.3", tmp_path) == []
+    assert len(release.missing("1.2.4", tmp_path)) == 1
+    git("tag", "v1.2.3")
+    assert "the tag v1.2.3 exists" in release.missing("1.2.3", tmp_path)[0]
+
+    assert release.tell("1.2.3", ["date it"], offline=False) == 1
+    assert "- date it" in capsys.readouterr().out
+    assert release.tell("1.2.3", [], offline=True) == 1
+    assert "git tag" not in capsys.readouterr().out
+    assert release.tell("1.2.3", [], offline=False) == 0
+    assert "git tag -a v1.2.3 " in capsys.readouterr().out
+
+
+MOST_HEADLINES = 36
+
+
+def test_a_release_is_some_thirty_headlines_with_links():
+    """All else is in git: a list of everything is read by nobody."""
+    _, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert releases
+    for text in releases:
+        headlines = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
+        assert 1 <= len(headlines) <= MOST_HEADLINES
+        assert [line for line in headlines if "](docs/" not in line] == []
+        for target, place in re.findall(r"\]\((docs/[\w.-]+)(?:#([\w-]+))?\)", text):
+            page = (ROOT / target).read_text(encoding="utf-8")
+            titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert not place or place in anchors, (target, place)
+
+
+def test_pages_name_the_licence_and_the_pythons_of_the_package():
+    metadata = settings()["metadata"]
+    assert f"\nlicense: {metadata['license_expression']}\n" in (ROOT / "CITATION.cff").read_text()
+    tried = re.findall(r"Python :: (3\.\d+)", metadata["classifiers"])
+    assert f"| Python | {tried[0]} | {tried[-1]} |" in (ROOT / "docs/install.md").read_text()
+    assert settings()["options"]["python_requires"] == f">={tried[0]}"
 
 
 def test_the_recipe_requires_what_the_package_does():
@@ -186,3 +268,30 @@ def test_it_runs_in_an_environment_of_its_own(built, which, tmp_path):
     done = run(home / "bin/jaxcoll", "--version")
     assert done.stdout == f"jaxcoll {settings()['metadata']['version']}\n"
     run(home / "bin/jaxcoll", "verify", "schedule.json")
+
+
+@pytest.mark.slow
+def test_a_rehearsal_of_a_release_builds_and_tries_both_files(release, tmp_path, capsys):
+    """By the files of the last commit; without machine code, which takes two minutes each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXCOLL_MACHINE_CODE", "0")
+        assert release.main(["--offline", "--out", str(tmp_path)]) == 1
+    version = settings()["metadata"]["version"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"jaxcoll-{version}.tar.gz", f"jaxcoll-{version}-py3-none-any.whl")
+    }
+    printed = capsys.readouterr().out
+    assert printed.count("sha256") == 2
+    assert "- this was a rehearsal" in printed
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_do_what_the_readme_says_is_refused(
+    release, built, tmp_path, monkeypatch
+):
+    check = functools.partial(release.check, built[0], offline=True)
+    with pytest.raises(SystemExit, match=r"printed 'jaxcoll .*', not 9\.9\.9"):
+        check("9.9.9", tmp_path / "version")
+    monkeypatch.setattr(release, "readme_example", lambda: "print(1.5)  # 2.5")
+    with pytest.raises(SystemExit, match="the README's example printed something else"):
+        check(settings()["metadata"]["version"], tmp_path / "example")

@@ -24,6 +24,7 @@ RUNS = {
     "docs": [],
     "mutants": [],
     "pictures": [],
+    "release": [("--help",)],
     "run": [("--help",), (*SMALLEST, *UNTRAINED)],
     "test": [],
     "words": [("setup.cfg",)],

@@ -97,6 +97,39 @@ def test_the_types_that_functions_return_are_public(package):
             assert returned in public, (name, returned)
 
 
+# ---------------------------------------------------------------------- the pages of the API
+
+
+def documented() -> set[str]:
+    """The modules that the site has a page of, and that are public by that (docs/compatibility)."""
+    tree = ast.parse((ROOT / "docs/generated_pages.py").read_text(encoding="utf-8"))
+    (table,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
+    ]
+    return set(table)
+
+
+def test_every_module_of_the_public_face_has_a_page():
+    modules = {f"jaxcoll.{name}" for name in {*FOLDERS, *MODULES, "synth", "topologies"}}
+    assert modules - {"jaxcoll.optax"} <= documented()
+    assert "jaxcoll.training.transforms" in documented()  # jc.optax
+
+
+def test_the_code_of_pages_imports_public_modules_alone():
+    public, private = documented(), {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    module = node.module
+                    inner = module.startswith(("jaxcoll.", "tensorstate."))
+                    if inner and module not in public:
+                        private[page.name] = module
+    assert private == {}
+
+
 # ---------------------------------------------------------------------- names that have moved
 
 
@@ -107,6 +140,15 @@ def test_an_old_name_says_where_it_is(name, module):
     assert found is getattr(importlib.import_module(module), name)
     assert [warning.filename for warning in caught] == [__file__]
     assert name not in dir(jc)
+
+
+def test_old_names_are_gone_when_the_release_comes_that_drops_them():
+    """A name that stays longer than its warning says is a promise that nobody can plan by."""
+    name, _ = MOVED[0]
+    with pytest.warns(DeprecationWarning, match="has it there alone") as caught:
+        getattr(jc, name)
+    (drops,) = re.findall(r"jaxcoll (\d+)\.(\d+) has it there alone", str(caught[0].message))
+    assert tuple(map(int, jc.__version__.split(".")[:2])) < tuple(map(int, drops))
 
 
 def test_the_import_of_an_old_name_is_blamed_on_who_imports():
