@@ -27,6 +27,7 @@ MODULES = {
     "jaxcoll.comparison": "the rows of compare",
     "jaxcoll.calibration": "what measured times say of links",
     "jaxcoll.measured": "published times of real machines",
+    "jaxcoll.contest": "schedules beside a machine's own collectives",
     "jaxcoll.expectation": "the rows of expect",
     "jaxcoll.validation": "measured times predicted by others, and the errors",
     "jaxcoll.schedule": "schedules joined, and where they come from",

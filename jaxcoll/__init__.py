@@ -75,7 +75,8 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 _STARRED = ("synth", "topologies")
 _MODULES = (
     *("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune"),
-    *("bounds", "calibration", "compact", "comparison", "errors", "expectation", "grid"),
+    *("bounds", "calibration", "compact", "comparison", "contest", "errors"),
+    *("expectation", "grid"),
     *("measured", "mesh", "paths", "prove", "schedule", "simulation", "trees", "validation"),
 )
 
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from jaxcoll import calibration as calibration
     from jaxcoll import compact as compact
     from jaxcoll import comparison as comparison
+    from jaxcoll import contest as contest
     from jaxcoll import draw as draw
     from jaxcoll import errors as errors
     from jaxcoll import execute as execute

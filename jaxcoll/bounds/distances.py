@@ -48,6 +48,7 @@ _CLIMB, _STEPS = 2**20, 64
 _AIM, _LESS, _PATIENCE, _LITTLE = 0.3, 0.6, 5, 0.002
 # Of each step's direction, this part of the last is kept; no link is shorter than this share.
 _KEPT, _SHORTEST = 0.6, 1e-6
+_EVEN = 1e-12
 # Lengths of links that are looked at; most networks have fewer bandwidths.
 _MOST_LENGTHS = 8
 
@@ -235,12 +236,18 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
             # No gain for a while: no lengths reach the aim. Back to the best ones, with a lower
             # aim.
             lengths, aim, idle = found, aim * _LESS, 0
-        direction = load - time * room + _KEPT * direction
+        uneven = load - time * room
+        # Every link is loaded for as long, but for rounding: no lengths are better, and a step
+        # along what rounding leaves would be without end.
+        if np.abs(uneven).max() <= _EVEN * load.max():
+            break
+        direction = uneven + _KEPT * direction
         norm = float(direction @ direction)
-        if norm == 0:  # every link is loaded for as long: no lengths are better
+        if norm == 0:
             break
         lengths = lengths + (best * (1 + aim) - time) / norm * direction
-        lengths = np.maximum(lengths, _SHORTEST * lengths.mean())
+        # A long step may leave a mean below 0.
+        lengths = np.maximum(lengths, _SHORTEST * abs(lengths.mean()))
         lengths = lengths / float(lengths @ room)
     return found
 

@@ -9,8 +9,8 @@ are read: a wrong option is refused at once.
 - ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
   ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
   ``objects``: functions and link models of the user's own;
-- ``schedules``, ``exploring``, ``tuning``, ``measuring``, ``compiling``, ``emulating``, ``doctor``:
-  the commands.
+- ``schedules``, ``exploring``, ``tuning``, ``measuring``, ``contests``, ``compiling``,
+  ``emulating``, ``doctor``: the commands.
 
 Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of
 click), with completion of names and files for bash, zsh and fish.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxcoll.cli.contests import machine_option
 from jaxcoll.cli.descriptions import description_of
 from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
 from jaxcoll.cli.networks import (
@@ -287,6 +288,7 @@ class Names(click.ParamType):
 
 
 @click.command()
+@machine_option
 @network_options
 @collective_argument
 @click.option("--size", type=SIZES, default=_SIZES, help="1KiB,1MiB,1GiB by default.")
@@ -302,8 +304,7 @@ class Names(click.ParamType):
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
-    Those of least work come first. Named by --only, synthesizers say why they do not apply,
-    and exact searches (sccl, step_milp) run.
+    Named by --only, they say why they do not apply, and exact searches run.
 
     \b
     jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu

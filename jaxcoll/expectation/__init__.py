@@ -183,7 +183,7 @@ def expect(
         CollectiveError: an unknown collective, a size that is not a number of bytes above 0.
         OSError: the log cannot be read.
     """
-    machine, topology = _known(network)
+    machine, topology = known_machine(network)
     kind = kind_of(collective).name
     own = {} if log is None else _own(log, kind, topology.num_ranks)
     given = (sorted(own) or [2**20, 2**25, 2**30]) if sizes is None else sizes
@@ -197,16 +197,16 @@ def expect(
     whole = Collective(kind, topology.num_ranks, root=root)  # type: ignore[arg-type]
     found = []
     for nbytes in counts:
-        reports = () if machine is None else _reports(machine, kind, topology.num_ranks, nbytes)
-        model = None if reports else _modelled(topology, kind, nbytes)
+        times = () if machine is None else reports(machine, kind, topology.num_ranks, nbytes)
+        model = None if times else _modelled(topology, kind, nbytes)
         least = bound(topology, whole, nbytes).time
-        found.append(Expected(nbytes, reports, model, least, own.get(int(nbytes))))
+        found.append(Expected(nbytes, times, model, least, own.get(int(nbytes))))
     if own and all(row.own_seconds is None for row in found):
         raise FormatError(f"the log has none of these sizes; it has {sorted(own)[:8]}")
     return Expectation(machine, topology, kind, tuple(found))
 
 
-def _known(network: object) -> tuple[Machine | None, Topology]:
+def known_machine(network: object) -> tuple[Machine | None, Topology]:
     """The measured machine, where it is one, and the network by its data sheet."""
     if isinstance(network, str):
         name, _, ranks = network.partition(":")
@@ -222,8 +222,8 @@ def _known(network: object) -> tuple[Machine | None, Topology]:
 # ---------------------------------------------------------------------- as measured
 
 
-def _reports(machine: Machine, kind: str, ranks: int, nbytes: Number) -> tuple[Reported, ...]:
-    """One of each table that has the machine, the fastest first."""
+def reports(machine: Machine, kind: str, ranks: int, nbytes: Number) -> tuple[Reported, ...]:
+    """Measured times, one of each table that has the machine, the fastest first."""
     curves: dict[str, tuple[Table, list[Curve]]] = {}
     for table, curve in curves_of(machine.name, kind):
         if curve.is_chosen:
@@ -262,11 +262,10 @@ def _errors(way: str) -> dict[tuple, float]:
 
 def _modelled(topology: Topology, kind: str, nbytes: Number) -> Modelled:
     """The time of a schedule taken for the machine's own, on links as measured elsewhere."""
-    for machine, runs in LINKS.items():
-        if kind not in runs or _speed(machine) not in topology.speeds[0]:
-            continue
-        network, is_whole = _carried(machine, topology)
-        synthesizer, chunks = runs[kind]
+    machine = linked_machine(topology)
+    if machine is not None and kind in LINKS[machine]:
+        network, is_whole = carried(machine, topology)
+        synthesizer, chunks = LINKS[machine][kind]
         # The pieces are those that fit one host; rings through several need more of them.
         timing = Timing(
             kind, topology.num_ranks, int(nbytes), 1.0, synthesizer, chunks if is_whole else None
@@ -282,6 +281,12 @@ def _modelled(topology: Topology, kind: str, nbytes: Number) -> Modelled:
     return Modelled(simulate(schedule, nbytes).time, "auto on the links given", None)
 
 
+def linked_machine(topology: Topology) -> str | None:
+    """The first machine with fitted links that has links of a network's speeds by data sheet."""
+    speeds = topology.speeds[0]
+    return next((machine for machine in LINKS if _speed(machine) in speeds), None)
+
+
 def _speed(machine: str) -> tuple:
     (only,) = machine_of(machine).topology(8).speeds[0]
     return only
@@ -293,7 +298,7 @@ def _fitted_speed(machine: str) -> tuple[float, float]:
     return float(network.alpha[0]), float(network.bandwidth[0])
 
 
-def _carried(machine: str, topology: Topology) -> tuple[Topology, bool]:
+def carried(machine: str, topology: Topology) -> tuple[Topology, bool]:
     """A network with the fitted links in place of those of their kind, and whether all are."""
     speeds, kind = topology.speeds
     changed = np.asarray([

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll import Collective, bound, simulate, synthesize, topologies
-from jaxcoll.bounds import lower_bounds
+from jaxcoll.bounds import distances, lower_bounds
 from jaxcoll.bounds.distances import transport_bound
 from jaxcoll.bounds.needs import Listed
 from jaxcoll.simulation import MODELS
@@ -125,3 +125,21 @@ def test_no_schedule_beats_it(topology, kind):
             least = bound(topology, Collective(kind, topology.num_ranks), nbytes).time
             for model in MODELS:
                 assert simulate(schedule, nbytes, model).time >= least * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("ranks", [48, 72, 81])
+def test_links_that_are_all_loaded_alike_have_no_lengths_below_0(monkeypatch, ranks):
+    """Rounding is no direction: steps along it made lengths negative, and paths without end."""
+    topology = topologies.switch(ranks, alpha=0.0, bandwidth=50e9)
+    loads = distances._loads
+
+    def checked(network, lengths, demand):
+        assert (lengths >= 0).all()
+        return loads(network, lengths, demand)
+
+    monkeypatch.setattr(distances, "_loads", checked)
+    everyone = 1.0 - np.eye(ranks)
+    found = distances._climbed(topology, everyone, 16)
+    np.testing.assert_allclose(found, found[0])
+    least = bound(topology, "all_to_all", 2**30).time
+    assert least == pytest.approx(2**30 * (ranks - 1) / ranks / 50e9)

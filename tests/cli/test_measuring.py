@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import jaxcoll as jc
 from tests.cli.calls import called, refused
 from tests.expectation.test_expectation import devices, own
@@ -94,3 +96,44 @@ def test_xla_s_table_is_written(capsys, tmp_path):
     out = printed(capsys, "measured", "--xla", str(path), "--date", "2026", "-o", str(made))
     assert "left out: sm_90 all-to-all 1x8 of 4194304 bytes: throughput 0" in out
     assert jc.measured.load(made).rows == 200
+
+
+def test_compare_on_a_machine_says_no_plainly(capsys):
+    asked = ("compare", "--machine", "h100-host", "all_gather", "--size", "64MiB")
+    code, out, _ = called(capsys, *asked, "--only", "direct,bfb")
+    assert code == 0
+    assert out.startswith("all_gather of 8 ranks, h100-host: 8 H100 around NVSwitches\n")
+    assert "its own, measured" in out
+    assert "64MiB: no: direct, our fastest, takes " in out
+    assert "not defined here: bfb" in out
+    # A busy machine takes long enough for a line of progress, which goes to stderr.
+    found = json.loads(called(capsys, *asked, "--only", "direct,bfb", "--json")[1])
+    (verdict,) = found["verdicts"]
+    assert (verdict["answer"], verdict["best"], verdict["table"]) == ("no", "direct", "xla-gpu")
+    assert verdict["seconds"] == found["entries"][0]["seconds"][0]
+    assert verdict["share"] == verdict["seconds"] / verdict["own_seconds"] > verdict["factor"]
+    assert "without switches" in found["entries"][1]["refused"]
+
+
+def test_compare_on_a_machine_names_an_algorithm_that_was_forced_there(capsys):
+    asked = ("compare", "--machine", "fugaku-4x4x4", "reduce_scatter", "--size", "64MiB")
+    _, out, _ = called(capsys, *asked, "--only", "bucket")
+    assert "64MiB: yes: bucket" in out
+    assert "forced there, was measured at 0." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("torus:2x2",), "nobody has published times of torus 2x2"),
+        (("h100-host", "--alpha", "1us"), "leave --alpha out"),
+        (("h100-host", "--from", "x.txt"), "leave --from out"),
+        (("h100-host", "--in-network", "none"), "leave --in-network out"),
+        (("h100-host", "ring:4"), "no collective is called 'ring:4', and --machine says"),
+        (("h100-2-hosts", "all_gather"), "of all_reduce there are some"),
+        (("h100-host", "--only", "blind"), "no synthesizer is called 'blind'"),
+        (("h100-host", "--only", "jax.lax"), "synthesizer"),
+    ],
+)
+def test_compare_on_a_machine_refuses(capsys, arguments, said):
+    assert said in refused(capsys, "compare", "--machine", *arguments)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune")
 # Of experts.
 MODULES = (
-    *("bounds", "calibration", "compact", "comparison", "errors", "expectation", "grid"),
+    *("bounds", "calibration", "compact", "comparison", "contest", "errors"),
+    *("expectation", "grid"),
     *("measured", "mesh", "paths", "prove", "schedule", "simulation", "trees", "validation"),
 )
 MOVED = [(name, f"jaxcoll.{module}") for module, names in jc._MOVED.items() for name in names]

@@ -32,6 +32,10 @@ CASES = {
         jc.expect,
         {"network": "mi300x-host", "collective": "all_gather", "sizes": [2**20], "log": OWN},
     ),
+    "contest.contest": (
+        jc.contest.contest,
+        {"network": "mi300x-host", "collective": "all_gather", "sizes": [2**20], "root": None},
+    ),
     "measured.machine_of": (measured.machine_of, {"name": "h100-host"}),
     "validation.of_links": (
         lambda **given: list(validation.of_links(**given)), {"machine": "mi300x-host", "seed": 0}
