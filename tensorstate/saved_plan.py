@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
 
 from jaxcoll.io.files import MAX_BYTES, load_text
 from jaxcoll.numerics import checks
+from tensorstate.changed_step import adapt
 from tensorstate.errors import PlanError
 from tensorstate.export.plan_file import PlanFile
 from tensorstate.export.plan_json import loads
@@ -19,6 +21,7 @@ from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.untying import regrouped
 from tensorstate.report import text as report
 from tensorstate.tracing.trace_step import graph_of
 
@@ -51,19 +54,27 @@ class SavedPlan:
         *,
         network: CollectiveCostModel | None = None,
         hardware: Hardware | None = None,
+        changed: Literal["search", "refuse"] = "search",
     ) -> Plan:
-        """The plan for its step, as ``search`` returned it.
+        """The plan for its step, as ``search`` returned it; or for one that has changed since.
+
+        Of a step that has changed (one more metric or layer, a renamed argument, another batch) the
+        arguments and operators that are the plan's keep their shardings and strategies, the others
+        are searched. A warning names the first difference and how much was searched.
 
         Args:
             step, abstract_args: as for ``search``; a graph if the step was traced with options.
+            changed: "refuse" raises for a step that has changed.
             network, hardware: those of the search, if they are classes or charges of your own, of
                 which a file holds nothing; or others, by which the plan is then priced.
 
         Raises:
-            PlanError: another step, with the first difference; decisions that the step does not
-                have, or that are not the file's shardings; a network that is not given, or of
-                another mesh.
+            PlanError: another step, with less than half of the plan's operators, or one that has
+                changed in any way with ``changed="refuse"``: with the first difference; decisions
+                that the step does not have, or that are not the file's shardings; a network that
+                is not given, or of another mesh.
         """
+        checks.choice(changed, ("search", "refuse"), "changed", PlanError)
         # A function without arguments is a step, too.
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
@@ -71,6 +82,7 @@ class SavedPlan:
         # As it was traced then: loops, padding and context decide which operators there are.
         traced = content.loop_form, content.pad_to
         graph = graph_of(step, abstract_args, *traced, context=content.context)
+        graph = regrouped(graph, content.untied)
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
         if network is None or hardware is None:
@@ -95,8 +107,17 @@ class SavedPlan:
                 schedule=content.schedule,
             )
             difference = content.operator_difference(problem.graph)
-        if difference is not None:
+        if difference is not None and changed == "refuse":
             raise PlanError(f"the plan was made for another step: {difference}")
+        if difference is not None:
+            adapted = adapt(content, graph, network, hardware, difference)
+            warnings.warn(
+                f"the step is not as it was planned: {difference}. Of its "
+                f"{len(graph.operators)} operators {adapted.searched} were searched, the "
+                "others are as planned",
+                stacklevel=2,
+            )
+            return adapted.plan
         # A file may come from anywhere: its decisions are checked like a person's.
         content.check_decisions(problem)
         return Plan(problem, content.result(problem), content.options)

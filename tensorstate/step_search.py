@@ -41,6 +41,7 @@ from tensorstate.problem.pipeline import (
     stream_factor,
 )
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.untying import untie
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
@@ -50,6 +51,9 @@ from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
+
+Narrow = Callable[[Problem, CandidateStrategies], CandidateStrategies]
+"""From the strategies of a problem's classes some of them, at least one each."""
 
 
 def search(
@@ -109,7 +113,8 @@ def search(
         pipeline_schedule: of stages: "gpipe"; "1f1b", which holds the residuals of fewer
             microbatches; or "auto", the faster of those that fit.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
-            ``tensorstate.problem.constraints``).
+            ``tensorstate.problem.constraints``), as ``saved.specs`` and ``plan.path_rules`` give
+            them. Pins of some of several identical layers untie them: the search takes longer.
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger ("max"). Devices that overlap nothing take the sum.
@@ -154,6 +159,7 @@ def search(
         padding = checked_padding(padding, step)
 
         def find(graph: Graph) -> Plan:
+            graph = untie(graph, ask.keywords["pin"], ask.keywords["forbid"])
             if costs is not None:
                 return ask(network=costs, graph=graph).plan()
             given = checks.instance(topology, Topology, "topology", PlanError)
@@ -178,6 +184,44 @@ def search(
     return plan
 
 
+def search_narrowed(
+    graph: Graph,
+    network: CollectiveCostModel,
+    hardware: Hardware,
+    options: SearchOptions,
+    pin: Mapping[str, Spec],
+    narrow: Narrow | None,
+    *,
+    microbatches: int = 1,
+    batch: str | None = None,
+    stages: str | None = None,
+    schedule: Schedule | None = None,
+) -> Plan:
+    """The best plan among some strategies, of a step whose arguments are checked elsewhere.
+
+    Args:
+        narrow: takes strategies away that pins leave.
+
+    Raises:
+        PlanError: as for ``search``.
+    """
+    return _Question(
+        options=options,
+        counts=microbatches,
+        pin=pin,
+        forbid={},
+        network=network,
+        hardware=hardware,
+        batch=batch,
+        stages=stages,
+        schedule=schedule,
+        solver=Auto(),
+        progress=None,
+        graph=untie(graph, pin, {}),
+        narrow=narrow,
+    ).plan()
+
+
 def loop_form(stages: object = None, **options: object) -> LoopForm:
     """How a search traces loops: in pairs where it decides how their tensors are kept."""
     decides = any(options.get(keeping.option) for keeping in optional())
@@ -196,6 +240,7 @@ class _Question:
         stages: a mesh axis, "auto", or ``None``.
         schedule: of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
+        narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
     """
 
     options: SearchOptions
@@ -210,6 +255,7 @@ class _Question:
     solver: Solver
     progress: Progress | None
     graph: Graph
+    narrow: Narrow | None = None
 
     def plan(self) -> Plan:
         """The answer."""
@@ -228,7 +274,8 @@ class _Question:
         parts = self.graph, self.network, self.hardware, count, self.batch, self.stages
         problem = Problem(*parts, schedule=schedule or self.schedule or "gpipe")
         every = [strategies.all for strategies in problem.strategies]
-        return problem, apply_constraints(problem, every, self.pin, self.forbid)
+        candidates = apply_constraints(problem, every, self.pin, self.forbid)
+        return problem, self.narrow(problem, candidates) if self.narrow else candidates
 
     def _plan_in_stages(self) -> Plan:
         """The best plan with stages along an axis; or along any axis, or without stages.

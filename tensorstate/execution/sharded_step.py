@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxcoll import jax_internals
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
@@ -103,7 +104,10 @@ class ShardedStep:
             donate_argnums=donated,
             compiler_options=dict(self.compiler_options) or None,
         )
-        return JittedStep(jitted, donated)
+        within = jax.jit(
+            self.step, in_shardings=self.in_shardings, out_shardings=self.out_shardings
+        )
+        return JittedStep(jitted, donated, within)
 
     def put(self, arguments: Any) -> Any:
         """The arguments on the devices, as the plan shards them: padded where it pads them.
@@ -199,15 +203,21 @@ class JittedStep:
     Args:
         jitted: the step under ``jax.jit``.
         donated: the numbers of its donated arguments.
+        within: the step under ``jax.jit`` inside of another one, as under ``jax.eval_shape``: JAX
+            takes compiler options and donation from the outermost alone.
     """
 
-    def __init__(self, jitted: jax.stages.Wrapped, donated: Sequence[int]):
-        self.jitted, self.donated = jitted, tuple(donated)
+    def __init__(
+        self, jitted: jax.stages.Wrapped, donated: Sequence[int], within: jax.stages.Wrapped
+    ):
+        self.jitted, self.donated, self.within = jitted, tuple(donated), within
 
     def __call__(self, *args):
         # Before the call: JAX 0.10 crashes on an array that is gone, or that is donated twice.
         # Names are sought only where something is refused.
         leaves = jax.tree.leaves(args)
+        if any(isinstance(x, jax_internals.Tracer) for x in leaves):
+            return self.within(*args)
         if len(set(map(id, leaves))) < len(leaves) or any(
             getattr(x, "is_deleted", bool)() for x in leaves
         ):

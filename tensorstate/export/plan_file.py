@@ -70,6 +70,7 @@ class PlanFile:
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
         has_pairs: whether scans of the backward pass read the bodies of those that they mirror.
         context: where the step was traced; by default outside of any mesh.
+        untied: by number of an argument's leaf its group, where pins tell identical layers apart.
     """
 
     mesh: MeshShape
@@ -90,6 +91,7 @@ class PlanFile:
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
     has_pairs: bool = False
     context: TraceContext = OUTSIDE
+    untied: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -244,6 +246,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         {} if padding is None else padding.sizes,
         problem.graph.loop_form == "pair",
         problem.traced.context,
+        {} if problem.traced.untied is None else dict(problem.traced.untied.groups),
     )
 
 

@@ -80,6 +80,7 @@ def dumps(content: PlanFile) -> str:
         **({} if content.stages is None else {"stages": content.stages}),
         **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
         **({"paired_loops": True} if content.has_pairs else {}),
+        **({"untied": sorted(content.untied.items())} if content.untied else {}),
         **({} if content.context.mesh.empty else {"traced": _write_context(content.context)}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
@@ -246,6 +247,7 @@ def _read(fields: readers.Fields) -> PlanFile:
         stages=fields.optional("stages", readers.text),
         schedule=fields.optional("schedule", _one_of(SCHEDULES)) or "gpipe",
         has_pairs=fields.optional("paired_loops", readers.flag) or False,
+        untied=fields.optional("untied", _read_untied) or {},
         context=fields.optional("traced", _read_context) or OUTSIDE,
     )
     fields.end()
@@ -361,6 +363,13 @@ def _read_padding(value: object, where: str) -> dict[int, int]:
     if len(sizes) < len(rows):
         raise FormatError(f"{where} names a size twice")
     return sizes
+
+
+def _read_untied(value: object, where: str) -> dict[int, int]:
+    rows = readers.list_of(readers.list_of(_whole))(value, where)
+    if any(len(row) != 2 for row in rows):
+        raise FormatError(f"{where} must be pairs of the number of an argument and of its group")
+    return dict(rows)
 
 
 def _read_hardware(value: object, where: str) -> Hardware:

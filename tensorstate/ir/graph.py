@@ -321,6 +321,18 @@ class Edge(NamedTuple):
     operands: tuple[tuple[int, int], ...]
 
 
+class Untied(NamedTuple):
+    """Inputs of identical layers that pins tell apart.
+
+    Attributes:
+        groups: by input tensor the number of its group: inputs of two groups are of two classes.
+        tied: the number of classes without them.
+    """
+
+    groups: Mapping[int, int]
+    tied: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """A training step.
@@ -342,6 +354,7 @@ class Graph:
         loops: the loops of the step, which operators name by their numbers.
         padding: the dimensions that are longer than in the traced function; ``None`` if none are.
         context: where it was traced.
+        untied: inputs that pins tell apart; ``None`` where identical layers are decided as one.
     """
 
     tensors: tuple[Tensor, ...]
@@ -359,6 +372,7 @@ class Graph:
     loops: tuple[Loop, ...] = ()
     padding: Padding | None = None
     context: TraceContext = OUTSIDE
+    untied: Untied | None = None
 
     @property
     def flops(self) -> int:

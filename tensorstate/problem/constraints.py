@@ -6,7 +6,6 @@ Shardings that the step itself asks for are constraints too.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -17,12 +16,10 @@ from tensorstate.ir.graph import Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
+from tensorstate.problem.untying import Spec, by_input, named
 
 # A label that no operator has: a sharding that no strategy gives.
 NO_LABEL = 2**30
-
-Spec = Sequence[str | Sequence[str] | None]
-"""As a ``PartitionSpec``: for every dimension a mesh axis, several (major first), or ``None``."""
 
 
 def apply_constraints(
@@ -37,12 +34,13 @@ def apply_constraints(
         problem: a training step on a mesh.
         strategies: for every class the candidate strategies.
         pin: partition specs by patterns of input names. ``*`` matches one part of a name between
-            slashes, ``**`` any number of parts.
+            slashes, ``**`` any number of parts; a name without stars goes before them.
         forbid: by patterns, the mesh axes that must not shard these inputs.
 
     Raises:
-        PlanError: a pattern that matches no input, or only some inputs of a class; pins that
-            contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
+        PlanError: a pattern that matches no input; inputs of a class that are asked for different
+            things (see ``untying``); pins that contradict each other; unknown axes or dimensions;
+            sizes that do not divide evenly.
     """
     # Classes, not inputs, have strategies: equal layers are pinned together (``_matched``). So pins
     # only take strategies away, and the search stays the same.
@@ -51,25 +49,37 @@ def apply_constraints(
         for class_id, of_class in enumerate(strategies)
     ]
     by_name: dict[str, tuple[str, Placements]] = {}
-    for pattern, spec in pin.items():
-        for class_id, tensors in _matched(problem, pattern).items():
-            for tensor in tensors:
-                placements = from_partition_spec(problem, tensor, spec)
-                # Two patterns may name one input, as "**" does, if they ask for the same.
-                first, before = by_name.setdefault(tensor.name, (pattern, placements))
-                if before != placements:
-                    raise PlanError(
-                        f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}: "
-                        f"{tuple(pin[first])} and {tuple(spec)}; keep one of them"
-                    )
-                remaining[class_id] = tuple(
-                    strategy for strategy in remaining[class_id] if strategy == placements
+    for index, pins in by_input(problem.graph, pin).items():
+        tensor = problem.graph.tensors[index]
+        for pattern, spec in pins:
+            placements = from_partition_spec(problem, tensor, spec)
+            # Two patterns may name one input, as "**" does, if they ask for the same.
+            first, before = by_name.setdefault(tensor.name, (pattern, placements))
+            if before != placements:
+                raise PlanError(
+                    f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}: "
+                    f"{tuple(pin[first])} and {tuple(spec)}; keep one of them"
                 )
-                if not remaining[class_id]:
-                    raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
+    for class_id, members in enumerate(problem.graph.node_classes):
+        indices = [problem.graph.nodes[node].tensor for node in members]
+        names = [problem.graph.tensors[index].name for index in indices if index is not None]
+        asked = {by_name[name][1]: name for name in names if name in by_name}
+        if not asked:
+            continue
+        (placements, name), *others = asked.items()
+        free = next((other for other in names if other not in by_name), None)
+        if others or free:
+            raise PlanError(
+                f"{by_name[name][0]!r} pins {name} but not {free or others[0][1]} in the same way, "
+                "the same input of an identical layer: pins of search() untie them"
+            )
+        remaining[class_id] = tuple(s for s in remaining[class_id] if s == placements)
+        if not remaining[class_id]:
+            pattern = by_name[name][0]
+            raise PlanError(f"pin {pattern!r}: {name} cannot be sharded as {tuple(pin[pattern])}")
     for pattern, axes in forbid.items():
         numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
-        for class_id, tensors in _matched(problem, pattern).items():
+        for class_id, tensors in _matched(problem, pattern, named(problem.graph, pattern)).items():
             remaining[class_id] = tuple(
                 strategy
                 for strategy in remaining[class_id]
@@ -211,28 +221,22 @@ def checked_forbidden(
     }
 
 
-def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
-    """The inputs whose names match, by class: all inputs of a class or none."""
-    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
-    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}  # "**/" may be of no part, too
-    regex = re.compile("".join(stars.get(part, re.escape(part)) for part in parts))
+def _matched(problem: Problem, pattern: str, tensors: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+    """Inputs that a pattern names, by class: all inputs of a class or none."""
+    wanted = {tensor.index for tensor in tensors}
     by_class: dict[int, list[Tensor]] = {}
     for class_id, members in enumerate(problem.graph.node_classes):
-        tensors = [problem.graph.nodes[e].tensor for e in members]
-        named = [problem.graph.tensors[t] for t in tensors if t is not None]
-        matched = [tensor for tensor in named if regex.fullmatch(tensor.name)]
-        if matched and len(matched) < len(named):
-            other = next(tensor.name for tensor in named if tensor not in matched)
+        indices = [problem.graph.nodes[e].tensor for e in members]
+        of_class = [problem.graph.tensors[t] for t in indices if t is not None]
+        matched = [tensor for tensor in of_class if tensor.index in wanted]
+        if matched and len(matched) < len(of_class):
+            other = next(tensor.name for tensor in of_class if tensor not in matched)
             raise PlanError(
                 f"{pattern!r} names {matched[0].name} but not {other}, the same input of an "
-                "identical layer: name them together"
+                "identical layer: pins of search() untie them"
             )
         if matched:
             by_class[class_id] = matched
-    if not by_class:
-        names = [problem.graph.tensors[i].name for i in problem.graph.inputs]
-        some = ", ".join(names[:8])
-        raise PlanError(f"{pattern!r} names no input; there are {len(names)}, such as {some}")
     return by_class
 
 

@@ -75,7 +75,7 @@ class MicrobatchSplit:
             graph, microbatches, self.batch_placements, self.labels
         )
         nodes, node_classes, edges = group_nodes(
-            tensors, operators, graph.outputs, self.stages, graph.loops
+            tensors, operators, graph.outputs, self.stages, graph.loops, untied=graph.untied
         )
         return dataclasses.replace(
             graph,

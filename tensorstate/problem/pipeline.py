@@ -161,7 +161,12 @@ class PipelineStages:
         if self.between is not None:
             tensors, operators = self._of_one_tick(tensors, operators)
         nodes, node_classes, edges = group_nodes(
-            tensors, operators, graph.outputs, loops=loops, ties=self.residuals
+            tensors,
+            operators,
+            graph.outputs,
+            loops=loops,
+            ties=self.residuals,
+            untied=graph.untied,
         )
         return dataclasses.replace(
             graph,

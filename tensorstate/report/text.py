@@ -309,14 +309,20 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
 
 
 def _remarks(problem: Problem) -> list[str]:
-    """Operators without a rule, and arguments that the step changes in place."""
-    names = ", ".join(problem.traced.changed)
+    """Operators without a rule, arguments that the step changes in place, and untied layers."""
+    names, untied = ", ".join(problem.traced.changed), problem.traced.untied
+    remarks = [f"returned first, for the step changes them in place: {names}"] if names else []
+    if untied is not None:
+        remarks.append(
+            f"pins tell identical layers apart: {len(problem.traced.node_classes)} decisions, "
+            f"{untied.tied} if all were pinned as one"
+        )
     return [
         f"replicated for want of a rule: {name}"
         + (f" x {len(operators)}" if operators[1:] else "")
         + f" ({operators[0].source})"
         for name, operators in problem.traced.replicated.items()
-    ] + ([f"returned first, for the step changes them in place: {names}"] if names else [])
+    ] + remarks
 
 
 def _activations(problem: Problem, result: SearchResult) -> list[str]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +44,7 @@ from tensorstate.tracing.flat import (
     folded,
     is_constant,
 )
+from tensorstate.tracing.identities import same_elements
 
 # An unrolled loop over time is refused before its equations are appended. A Transformer of 4 layers
 # with its optimizer has about 1,500.
@@ -157,10 +157,11 @@ class _Inliner:
         known = folded(eqn, inputs)
         if known is not None:
             return [known]
-        if (same := _as_reshape(eqn, inputs)) is not None:
-            out = self.variable(eqn.outvars[0].aval)
-            self.append(*jax_internals.reshaping(out.shape), [same], [out], place)
-            return [out]
+        if (same := same_elements(eqn, inputs)) is not None:
+            return [
+                self.reshaped(x, tuple(out.aval.shape), place)
+                for x, out in zip(same, eqn.outvars, strict=True)
+            ]
         if name == "reshape" and (order := eqn.params["dimensions"]) is not None:
             # ``lax.reshape(x, sizes, dimensions)`` transposes first. As two equations it is a view.
             moved = FlatVar(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
@@ -180,6 +181,14 @@ class _Inliner:
             return outputs
         self._asked.add((jax_internals.line_of(place.info), outputs[0].shape, spec))
         return [self.pin(outputs[0], spec, place), *outputs[1:]]
+
+    def reshaped(self, x: FlatVar, shape: tuple[int, ...], place: Scope) -> FlatVar:
+        """The same elements in another shape."""
+        if x.shape == shape:
+            return x
+        out = FlatVar(shape, x.dtype)
+        self.append(*jax_internals.reshaping(shape), [x], [out], place)
+        return out
 
     def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope) -> FlatAtom:
         """The same array after a pin: an equation that changes nothing, in one sharding."""
@@ -410,6 +419,8 @@ class _Inliner:
         # can be kept in its own way and placements. The stack itself is dead code then.
         if x.unstacked is not None and axis == 0:
             return x.unstacked[i]
+        if x.shape[axis] == 1:
+            return self.reshaped(x, shape, place)
         known = self._slices.get((place.loops, id(x), i, axis))
         if known is not None:
             return known
@@ -456,26 +467,3 @@ def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
         return None
     shapes = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in inputs]
     return jax.make_jaxpr(functools.partial(function, **eqn.params))(*shapes)
-
-
-def _as_reshape(eqn, inputs: Sequence[FlatAtom]) -> FlatVar | None:
-    """The operand whose elements a gather or scatter returns unchanged, if it has one index, 0.
-
-    Losses contain such equations: ``x[..., 0]`` of a last dimension of size 1, and its transpose.
-    """
-    name = eqn.primitive.name
-    if name == "gather":
-        (source, index), full = inputs, inputs[0].shape
-        if eqn.params["slice_sizes"] != full:
-            return None
-    elif name == "scatter-add":
-        table, index, source = inputs
-        full = table.shape
-        if not (is_constant(table) and table.value == 0):
-            return None
-    else:
-        return None
-    if not (is_constant(index) and index.value == 0 and isinstance(source, FlatVar)):
-        return None
-    sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, full)}
-    return source if len(sizes) == 1 else None

@@ -12,9 +12,9 @@ and a program of two mesh axes is solved in a fifth to a half of the time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
-from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor
+from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor, Untied
 
 # A round tells nodes apart by their neighbours' classes. Many rounds would tell layers by their
 # distance from the first and the last one, until each is a class of its own.
@@ -34,6 +34,7 @@ def group_nodes(
     stages: Sequence[Hashable] | None = None,
     loops: Sequence[Loop] = (),
     ties: Sequence[tuple[int, int]] = (),
+    untied: Untied | None = None,
 ) -> tuple[tuple[Node, ...], Classes, tuple[Edge, ...]]:
     """The nodes of a graph, their classes, and the edges between them.
 
@@ -43,6 +44,7 @@ def group_nodes(
             of a node, are in one stage.
         loops: of the graph. Both ends of a carry are of one class.
         ties: further pairs of operators with equal labels that are of one class.
+        untied: inputs that pins tell apart.
     """
     mirrored = {loop.mirrors for loop in loops}
     around = [_stage(operator, loops, mirrored) for operator in operators]
@@ -56,7 +58,8 @@ def group_nodes(
             sizes, index = tensor.sizes, tensor.index
             nodes.append(Node(len(nodes), "input", None, sizes, minor, (), index, -1))
     edges = _edges(nodes, tensors, operators)
-    class_ids = _refine(nodes, edges, tensors, operators, outputs, stages)
+    groups = {} if untied is None else untied.groups
+    class_ids = _refine(nodes, edges, tensors, operators, outputs, stages, groups)
     # With the two ends of a carry all nodes of their classes become one: also those of identical
     # loops, one after the other.
     node_of = {member.operator: node.index for node in nodes for member in node.members}
@@ -228,9 +231,14 @@ def _refine(
     operators: Sequence[Operator],
     outputs: Sequence[Output],
     stages: Sequence[Hashable],
+    groups: Mapping[int, int],
 ) -> list[int]:
     """The class of every node, numbered by first occurrence."""
-    signatures = [_node_signature(node, tensors, operators) for node in nodes]
+    of = tensors, operators
+    signatures = [
+        (node.tensor is not None and groups.get(node.tensor), _node_signature(node, *of))
+        for node in nodes
+    ]
     node_stages = [{stages[member.operator] for member in node.members} for node in nodes]
     colours = _canonical_ids(zip(map(frozenset, node_stages), signatures, strict=True))
     edge_signatures = _edge_signatures(nodes, edges, tensors, operators, outputs)

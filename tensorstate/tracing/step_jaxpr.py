@@ -3,7 +3,8 @@
 A function may change an argument in place, as steps on ``flax.nnx`` models do. Under ``jax.jit``
 such a change would be lost; here the changed arguments become the first results of the step, as if
 it had been written with ``nnx.split`` and ``nnx.merge``. One that is written so returns itself what
-it changes, and its results are left as they are.
+it changes, and its results are left as they are. A step under ``jax.jit`` or ``nnx.jit`` is the one
+inside.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _DATA_DEPENDENT = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
 )
+# Variables of ``flax.nnx`` that an evaluation changes too.
+_NOT_TRAINED = ("BatchStat", "Cache", "Intermediate", "Perturbation", "RngState")
 _SHOWN = 4  # leaves of an argument in an error
 _JAX = str(Path(jax.__file__).parent)
 
@@ -72,6 +75,7 @@ def step_jaxpr(
             stores values outside of it, has its own collectives, or data-dependent control flow or
             shapes.
     """
+    step_fn = unjitted(step_fn)
     shapes = tuple(jax.tree.map_with_path(_shape, arg) for arg in args)
     if context is None:
         context = TraceContext.here(shapes)
@@ -173,17 +177,23 @@ def _is_lost(arg: Any, before: list[Any], returned: set[int]) -> bool:
         before: the leaves that the argument had.
         returned: identities of the leaves of the result.
     """
-    after = jax.tree.leaves(arg)
-    pairs = itertools.zip_longest(after, before)
-    new = [id(x) for x, y in pairs if x is not y]
+    pairs = itertools.zip_longest(jax.tree.leaves(arg), before)
+    new = {id(x) for x, y in pairs if x is not y}
     if not new:
         return False
     # A model is changed for its caller, who has lost what is not returned. A state, as of
     # ``nnx.split``, is changed because ``nnx.merge`` makes no copies of it: whoever returns some of
-    # it has chosen what.
+    # it has chosen what, and counters of random numbers change in every evaluation.
     if _holds(arg, "Pytree", "Object"):
         return not returned.issuperset(new)
-    return _holds(arg, "Variable") and returned.isdisjoint(new)
+    variables, kept = _nnx_kinds("Variable"), _nnx_kinds(*_NOT_TRAINED)
+    trained = [
+        node
+        for node in jax.tree.leaves(arg, is_leaf=lambda node: isinstance(node, variables))
+        if isinstance(node, variables) and not isinstance(node, kept)
+    ]
+    is_trained = not new.isdisjoint(map(id, jax.tree.leaves(trained)))
+    return is_trained and returned.isdisjoint(new)
 
 
 def _holds(tree: Any, *names: str) -> bool:
@@ -194,6 +204,20 @@ def _holds(tree: Any, *names: str) -> bool:
 
 
 # ---------------------------------------------------------------------- the call
+
+
+def unjitted(step_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that ``jax.jit`` or ``nnx.jit`` runs.
+
+    A step and its jitted form are planned as one. Within ``jax.jit`` a model that is changed in
+    place is a copy, whose changes are lost; within ``nnx.jit`` everything seems changed.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    makers = (jax.jit,) if nnx is None else (jax.jit, nnx.jit)
+    jitted = tuple(type(make(lambda: None)) for make in makers)
+    while isinstance(step_fn, jitted):
+        step_fn = step_fn.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
+    return step_fn
 
 
 def _jaxpr(function, shapes):

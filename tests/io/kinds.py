@@ -432,7 +432,7 @@ def _programs() -> dict[str, Kind]:
         "plan": Kind(
             _texts(_plan(step, None), _plan(step, RING)),
             _as_json,
-            lambda path: tensorstate.load(path).on(step),
+            lambda path: tensorstate.load(path).on(step, changed="refuse"),
             (FormatError, PlanError),
         ),
         "hlo summary": Kind(

@@ -92,8 +92,9 @@ def test_a_padded_plan_is_saved_and_loaded_for_the_step_as_traced(tmp_path):
     assert again.cost.memory == plan().cost.memory
     assert again.specs.padded == plan().specs.padded
     plan().constrain(step)  # the same step
+    shorter = jax.eval_shape(lambda: (*init()[:2], init()[2][:14]))
     with pytest.raises(PlanError, match=r"another step.*tokens is int32\[14\]"):
-        saved.on(step, jax.eval_shape(lambda: (*init()[:2], init()[2][:14])))
+        saved.on(step, shorter, changed="refuse")
 
 
 def test_arrays_of_other_shapes_are_refused_by_name():

@@ -147,7 +147,7 @@ def longer(params, x):
 def test_the_difference_of_another_step_is_named(function, args, message):
     saved = ts.SavedPlan(loads(text(searched())))
     with pytest.raises(PlanError, match=f"made for another step: .*({message})"):
-        saved.on(function, args)
+        saved.on(function, args, changed="refuse")
 
 
 def test_a_shorter_step_ends_before_the_plan():

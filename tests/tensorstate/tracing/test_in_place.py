@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,54 @@ def test_functional_steps_return_the_pytree_that_they_return(name):
     found = jax.device_get(jitted(applied)(*jax.device_put(nnx.clone(args), applied.in_shardings)))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     assert_alike([*jax.tree.leaves(found)], [*jax.tree.leaves(expected)], 1e-4)
+
+
+def evaluation(state, x):
+    model, _ = nnx.merge(GRAPHDEF, state)
+    return {"logits": model(x)}  # changes statistics and counters
+
+
+def lossy(state, x, y):
+    model, optimizer = nnx.merge(GRAPHDEF, state)
+    return train(model, optimizer, x, y)
+
+
+GRAPHDEF = nnx.graphdef(init()[:2])
+STEPS = {  # with what each gets back first
+    evaluation: (),
+    lossy: ("state",),
+    merged(lambda m, o, value: [nnx.state(m), nnx.state(o), value])()[0]: (),
+    train.__wrapped__: ("model", "optimizer"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("jit", [jax.jit, nnx.jit, lambda step: nnx.jit(jax.jit(step))])
+def test_a_step_and_its_jitted_forms_are_one(step, jit):
+    model, optimizer, x, y = init()
+    _, state = nnx.split((model, optimizer))
+    args = {"state": state, "model": model, "optimizer": optimizer, "x": x, "y": y}
+    given = [args[name] for name in inspect.signature(step).parameters]
+    graph, jitted_graph = ts.trace(step, nnx.clone(given)), ts.trace(jit(step), given)
+    assert graph.changed == jitted_graph.changed == STEPS[step]
+    assert graph.out_tree == jitted_graph.out_tree
+    assert [o.primitive for o in graph.operators] == [o.primitive for o in jitted_graph.operators]
+
+
+def test_an_evaluation_returns_what_it_returns():
+    model, optimizer, x, _ = init()
+    graph = ts.trace(evaluation, (nnx.split((model, optimizer))[1], x))
+    assert [(out.name, out.view.shape) for out in graph.outputs] == [("logits", (8, 4))]
+
+
+def test_a_jitted_plan_has_abstract_results():
+    step = ts.search(
+        lambda w, x: {"w": w - x.sum(0)},
+        (s(8), s(4, 8)),
+        mesh={"data": 2, "model": 2},
+        network=NETWORK,
+    ).apply(None, lax_collectives)
+    assert jax.eval_shape(step.jit(), s(8), s(4, 8)) == {"w": s(8)}
 
 
 def test_what_a_step_in_place_does_not_return_is_returned_first():
