@@ -150,7 +150,7 @@ class JointTrees(Synthesizer):
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         sides = len(collective.traits.phases)
-        roots = self._roots(collective, seed)
+        roots = self._roots(topology, collective, seed)
         chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)
         grown = _Growth(topology, collective, sides, float(chunk_bytes))
         trees = grown.best(roots)
@@ -162,18 +162,18 @@ class JointTrees(Synthesizer):
         }
         return schedule.with_provenance(Provenance(certificate=claims))
 
-    def _roots(self, collective: Collective, seed: int) -> np.ndarray:
+    def _roots(self, topology: Topology, collective: Collective, seed: int) -> np.ndarray:
         """Roots to try for each chunk, int64 of shape (chunks, tries)."""
         if not collective.traits.has_phases:
             return collective.owner.astype(np.int64)[:, None]
         choice = np.random.default_rng(seed)
-        groups = [np.asarray(group) for group in collective.groups]
         found = np.empty((collective.num_chunks, self.tries), np.int64)
-        for g, members in enumerate(groups):
+        for g, group in enumerate(collective.groups):
+            places = _meeting_places(topology, collective, np.asarray(group))
             mine = np.flatnonzero(collective.group_of_chunk == g)
             # The first is each rank in rotation, so that every rank is tried as often.
-            found[mine, 0] = members[np.arange(len(mine)) % len(members)]
-            found[mine, 1:] = choice.choice(members, (len(mine), self.tries - 1))
+            found[mine, 0] = places[np.arange(len(mine)) % len(places)]
+            found[mine, 1:] = choice.choice(places, (len(mine), self.tries - 1))
         return found
 
     def _ordered(self, topology: Topology, collective: Collective, sends: LinkedSends) -> Schedule:
@@ -198,6 +198,20 @@ class JointTrees(Synthesizer):
         # Where sends meet inside the network at the same moment, a run takes the one that stands
         # first in the schedule, which no plan foresees.
         return min(made, key=lambda schedule: simulate(schedule, nbytes).time)
+
+
+def _meeting_places(topology: Topology, collective: Collective, group: np.ndarray) -> np.ndarray:
+    """Where sums of a group may meet: its members, then ranks that are no farther from them all.
+
+    A rank outside has the sums of all members come in and the results go out over its own links,
+    where those of a member carry its own data as well.
+    """
+    if not collective.is_grouped or len(group) < 2:
+        return group
+    hops = hop_distances(topology)
+    farthest = np.maximum(hops[:, group], hops.T[:, group]).max(axis=1)
+    near = np.flatnonzero(farthest <= farthest[group].max())
+    return np.concatenate([group, np.setdiff1d(near, group)])
 
 
 def _chunks_of_buffer(collective: Collective) -> int:
