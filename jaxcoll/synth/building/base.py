@@ -337,21 +337,23 @@ class Synthesizer(abc.ABC):
         """The schedule of a problem with something to do: solved itself, or derived."""
         kind = problem.collective.traits
         if self.solves(kind.name):
-            return self._solved(problem.topology, problem.collective, problem.seed)
+            return self.solved(problem)
         if any(self.solves(phase) for phase in kind.phase_names):
             return self.two_phases(problem)
         if kind.dual is not None and self.solves(kind.dual.name):
-            backwards = problem.topology.transpose()
-            dual = self._solved(backwards, problem.collective.dual(), problem.seed)
+            backwards = dataclasses.replace(
+                problem.of(problem.collective.dual()), topology=problem.topology.transpose()
+            )
+            dual = self.solved(backwards)
             return derive(dual, kind.name, self._order_for(problem))
         if self._leaves_out(kind):
             return for_some(self.answer(_for_all(problem), None), problem.collective)
         offered = ", ".join(sorted(those(self.makes)))
         raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
 
-    def _solved(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+    def solved(self, problem: Problem) -> Schedule:
         """What ``solve`` returns, which a user may have written."""
-        found: object = self.solve(topology, collective, seed)
+        found: object = self.solve(problem.topology, problem.collective, problem.seed)
         return checks.instance(found, Schedule, f"what {self.name}.solve returned", CollectiveError)
 
     @final
