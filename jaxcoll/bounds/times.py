@@ -501,18 +501,20 @@ def _between_parts(
     # Sums and copies leave parts, and enter them: as many, but for switches that copy or add.
     ways = (latencies, latencies.transpose()) if topology.in_network else (latencies,)
     moved = [("traffic", sums.traffic(way, what, size, part, known)) for way in ways]
-    return [
+    met = ("meeting", sums.departures(latencies, what, size, part))
+    found = [
         Bound(
             time,
             name,
             f"each byte crosses {crossings} link{'s' * (crossings != 1)} out of {where}, over all "
             "of them together",
         )
-        for name, (time, crossings) in (
-            *moved,
-            ("meeting", sums.departures(latencies, what, size, part)),
-        )
+        for name, (time, crossings) in (*moved, met)
     ]
+    for way in (latencies, latencies.transpose()):
+        time, reason = sums.beside_helpers(way, what, size, part, known)
+        found += [Bound(time, "traffic", reason)] if time else []
+    return found
 
 
 _NOTHING = "no rank needs anything from another"
