@@ -510,9 +510,9 @@ def beside_helpers(
        a member part: 1 + (p-1)(p-2)/(p-1) = p - 1. Where a byte meets outside, p are left and p are
        entered, which weighs no less.
 
-    So all bytes weigh 2p times the buffer by the first, 2(p-1) by the second, in which switches that
-    copy or add would have to be counted as ranks. A link carries its bandwidth times the run, less
-    what its last data still take to a rank.
+    So all bytes weigh 2p times the buffer by the first, and 2(p-1) by the second, in which switches
+    that copy or add would have to be counted as ranks. A link carries its bandwidth times the run,
+    less what its last data still take to a rank.
 
     On three of eight ranks that are all joined by links of b B/s, the first says 6 bytes per byte
     over 2 x 15 links and, with weight 3/2, 6: at most 6.5 b, which sums that meet in the five

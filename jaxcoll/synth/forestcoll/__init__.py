@@ -47,7 +47,7 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     mean_hops,
 )
-from jaxcoll.synth.building.helpers import Helped
+from jaxcoll.synth.building.helpers import helped, sent_on
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.synth.forestcoll.stages import Rates, forest, known_forest
 from jaxcoll.topology import Topology
@@ -75,8 +75,8 @@ class ForestColl(Synthesizer):
     shard every tree is cut into p pieces, and the time approaches the optimum as p grows. With
     other numbers of chunks, the fastest of the numbers of trees up to 16 that divide them is taken.
 
-    Networks with switches must let out as much of every vertex as they let in. One group takes part;
-    ranks outside it forward for it, as switches do (``jaxcoll.synth.building.helpers``).
+    Networks with switches must let out as much of every vertex as they let in. One group takes
+    part; ranks outside it forward for it, as switches do (``jaxcoll.synth.building.helpers``).
 
     Attributes:
         k: trees per rank; chosen as above when None.
@@ -192,12 +192,12 @@ class ForestColl(Synthesizer):
 
     def solved(self, problem: Problem) -> Schedule:
         """Of a group, that of its network in which ranks outside forward as switches do."""
-        helped = Helped.of(problem.topology, problem.collective)
-        if helped is None:
+        members = helped(problem)
+        if members is None:
             return super().solved(problem)
-        return helped.on_whole(
-            super().solved(helped.alone(problem)), problem.nbytes or self.nbytes or BUCKET_BYTES
-        )
+        found = super().solved(problem.among(members))
+        nbytes = problem.nbytes or self.nbytes or BUCKET_BYTES
+        return sent_on(found, members, problem.collective, nbytes)
 
     def joint_granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_reduce in joint phases are best a multiple of this.
@@ -219,8 +219,8 @@ class ForestColl(Synthesizer):
 
 def _alone(problem: Problem) -> Problem:
     """The problem of a group on its own network; of all ranks, itself."""
-    helped = Helped.of(problem.topology, problem.collective)
-    return problem if helped is None else helped.alone(problem)
+    members = helped(problem)
+    return problem if members is None else problem.among(members)
 
 
 @functools.lru_cache(maxsize=4)

@@ -98,7 +98,7 @@ class MinCongestion(Synthesizer):
         return cls(), cls(power=0), cls(passes=_MORE_PASSES, rounds=_ROUNDS)
 
     def may_win(self, problem: Problem) -> bool:
-        """Between all ranks the first order is within a percent of what the loads allow."""
+        """Not between all ranks: there the first order loses a percent to the loads at most."""
         taking_part = sum(len(group) for group in problem.collective.groups)
         return not self.rounds or taking_part < problem.topology.num_ranks
 

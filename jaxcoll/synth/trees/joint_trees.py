@@ -201,12 +201,12 @@ class JointTrees(Synthesizer):
 
 
 def _meeting_places(topology: Topology, collective: Collective, group: np.ndarray) -> np.ndarray:
-    """Where sums of a group may meet: its members, then ranks that are no farther from them all.
+    """Where sums of a group may meet: its members, then others that are as near to them all.
 
     A rank outside has the sums of all members come in and the results go out over its own links,
     where those of a member carry its own data as well.
     """
-    if not collective.is_grouped or len(group) < 2:
+    if not collective.is_grouped or not collective.helpers or len(group) < 2:
         return group
     hops = hop_distances(topology)
     farthest = np.maximum(hops[:, group], hops.T[:, group]).max(axis=1)
@@ -234,7 +234,7 @@ class _Growth:
         self.forth = kernel.Graph(*group_by(src, vertices), src, dst)
         groups = collective.groups
         self.role = np.full((len(groups), vertices), kernel.FORWARDS, np.int8)
-        self.role[:, :n] = kernel.HELPS
+        self.role[:, :n] = kernel.HELPS if collective.helpers else kernel.STAYS_OUT
         for g, members in enumerate(groups):
             self.role[g, list(members)] = kernel.MEMBER
         sizes = (self.role == kernel.MEMBER).sum(axis=1)

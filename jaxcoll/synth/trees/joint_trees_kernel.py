@@ -3,10 +3,10 @@
 A tree adds the member that is cheapest to reach from any of its ranks: the prices of the links on
 the way, and a ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge
 for depth. Through switches, the way is a shortest one (Dijkstra), since data is copied at ranks
-alone; so a link may be on several ways of one tree, and costs more at each. A rank that helps, being
-no member, becomes part of the tree where a way passes it: it copies, or adds, from then on. So trees
-of some ranks are those of Takahashi and Matsuyama for the Steiner problem ("An approximate solution
-for the Steiner problem in graphs", 1980).
+alone; so a link may be on several ways of one tree, and costs more at each. A rank outside the
+group becomes part of the tree where a way passes it, and copies, or adds, from then on. Trees of
+some ranks are grown like this for the Steiner problem (Takahashi and Matsuyama, "An approximate
+solution for the Steiner problem in graphs", 1980).
 
 Prices are powers of two by table and exponent, and no library's: kernels run as Python and compiled
 give the same bits.
@@ -27,8 +27,8 @@ _FINE = 256
 # The part behind the point by table, the rest by ``ldexp``: no ``exp2``, which Numba and NumPy may
 # round differently.
 POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
-# What a vertex is to the trees of a group: data of others may not pass it; it forwards, as a switch;
-# it copies and adds where a way passes it; it must be reached.
+# What a vertex is to the trees of a group: no data may pass it; it forwards, as a switch; it copies
+# and adds where a way passes it; it must be reached.
 STAYS_OUT, FORWARDS, HELPS, MEMBER = -1, 0, 1, 2
 # A link that a tree takes often, as the only one out of a host, would cost infinitely much.
 _DEAREST = 2.0**800
@@ -253,7 +253,8 @@ def _offer(u, start, before, graph, role, hop_price, search, waiting):
     """Offer the neighbours of a vertex ways through it; returns how many vertices wait.
 
     Args:
-        start: where the way to the vertex leaves the tree; before: what it costs, depth included.
+        start: the rank of the tree at which the way to the vertex begins.
+        before: the price of that way, depth included.
     """
     cost, by, inside = search.cost, search.by, search.inside
     for i in range(graph.ptr[u], graph.ptr[u + 1]):
@@ -301,7 +302,7 @@ def _offer_again(v, against, hop_price, search, waiting):
 
 @kernel(cache=True, nogil=True)
 def count_sends(trees, src, dst, ranks, counts):
-    """Count the sends of each chunk and side: the ways of its tree. ``counts`` are zeros at first."""
+    """Count the sends of each chunk and side, the ways of its tree, in ``counts`` of zeros."""
     sides = trees.link.shape[1]
     for c in range(len(counts)):
         for side in range(sides):
