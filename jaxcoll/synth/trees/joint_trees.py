@@ -336,8 +336,7 @@ def linked(topology: Topology, trees: kernel.Trees) -> LinkedSends:
     path_ptr, path = np.zeros(sends + 1, np.int64), np.empty(int(trees.used.sum()), np.int64)
     waits = kernel.write_sends(trees, counts, *ends, path_ptr, path)
     before, after = np.empty(waits, np.int64), np.empty(waits, np.int64)
-    src, dst, ranks = ends
-    kernel.write_waits(trees, counts, src, dst, path_ptr, path, ranks, before, after)
+    kernel.write_waits(trees, counts, ends[:2], path_ptr, path, ends[2], before, after)
     next_ptr, order = group_by(before, sends)
     chunk = np.repeat(np.arange(len(counts)), of_chunk)
     is_sum = np.tile(np.arange(sides) < sides - 1, len(counts))

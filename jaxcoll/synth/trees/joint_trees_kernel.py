@@ -344,16 +344,17 @@ def write_sends(trees, counts, src, dst, ranks, path_ptr, path):
 
 
 @kernel(cache=True, nogil=True)
-def write_waits(trees, counts, src, dst, path_ptr, path, ranks, before, after):
+def write_waits(trees, counts, ends, path_ptr, path, ranks, before, after):
     """Write which send waits for which, as pairs.
 
     A rank gives its sum when those of its children have come; the root's copies leave when all sums
     that enter it have come; other copies when the rank has its own.
 
     Args:
+        ends: where links start, and where they end.
         path_ptr, path: as ``write_sends`` wrote them.
     """
-    sides, n, first = trees.link.shape[1], 0, 0
+    (src, dst), sides, n, first = ends, trees.link.shape[1], 0, 0
     sum_of, copy_of = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     for c in range(len(counts)):
         root, middle = trees.root[c], first
