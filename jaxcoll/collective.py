@@ -40,8 +40,7 @@ class Collective:
         kind: the name of a kind; ``traits`` is the kind itself.
         num_ranks: ranks of the network, of which the groups are made.
         chunks_per_shard: chunks in a shard (k).
-        groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
-            no group take part only by forwarding.
+        groups: disjoint tuples of ranks; all ranks in order as one group when omitted.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some
             the places of all ranks that get the sums, in ascending order; a single one may be given
@@ -50,6 +49,10 @@ class Collective:
             the shards relative to each other, by place: a shard of share w is w x
             ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
             shares are None.
+        helpers: whether ranks outside a group may forward, copy and add for it, those in no group
+            and those of others. False where they are busy with something that no schedule here
+            knows of. Several groups of one collective are timed together, on the same links. True
+            where one group has all ranks.
 
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
@@ -64,6 +67,7 @@ class Collective:
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | tuple[int, ...] | None = None
     shares: tuple[int, ...] | None = None
+    helpers: bool = True
 
     def __post_init__(self) -> None:
         traits = kind_of(self.kind)
@@ -72,6 +76,9 @@ class Collective:
             checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
+        checks.flag_fields(self, CollectiveError, "helpers")
+        # A collective has one spelling: nobody is outside a group of all ranks.
+        checks.put(self, helpers=self.helpers or len(self.groups[0]) == self.num_ranks)
         if traits.has_root:
             roots = self._checked_roots(traits)
             checks.put(self, root=roots if traits.has_roots else roots[0])
@@ -415,6 +422,7 @@ class Collective:
         if self.is_grouped:
             several = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 4 else "/".join(map(str, sizes))
             over += f" in {len(self.groups)} groups of {several}"
+            over += "" if self.helpers else ", nobody else helping"
         root = f", root {self.root}" if self.root is not None else ""
         if self.shares is not None:
             return f"Collective({self.kind}, {over}, {self.num_chunks} chunks in unequal shards)"

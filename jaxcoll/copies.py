@@ -103,8 +103,12 @@ class Copies:
         """The part of a collective of the groups that is one group's."""
         return dataclasses.replace(whole, num_ranks=self.one.num_ranks, groups=None)
 
-    def on_all(self, found: Schedule) -> Schedule:
-        """A schedule of one copy, run by all of them at once."""
+    def on_all(self, found: Schedule, helpers: bool = True) -> Schedule:
+        """A schedule of one copy, run by all of them at once.
+
+        Args:
+            helpers: of the collective; ranks of other copies have no part in any.
+        """
         # Copy c of edge e is edge c * edges + e, copy c of chunk i the i-th chunk of group c.
         count, edges = len(self.ranks), found.edges
         hops = edges.path_ptr[-1] * np.arange(count)[:, None]
@@ -119,6 +123,7 @@ class Copies:
             found.collective,
             num_ranks=self.topology.num_ranks,
             groups=tuple(map(tuple, self.ranks.tolist())),
+            helpers=helpers,
         )
         return Schedule.from_sends(
             self.topology,

@@ -258,6 +258,17 @@ class Schedule:
         starts[self.step_ptr[:-1][np.diff(self.step_ptr) > 0]] = True
         return np.append(np.flatnonzero(starts), self.num_sends)
 
+    @functools.cached_property
+    def helped(self) -> np.ndarray:
+        """Whether each send comes to, or passes, a rank outside its group; bool (sends,)."""
+        edges, group = self.edges, self.collective.group_of_rank
+        head = self.topology.dst[edges.path_link]
+        of_edge = np.repeat(np.arange(len(edges)), edges.hops)
+        passed = head < self.topology.num_ranks
+        apart = np.zeros(len(edges), bool)
+        apart[of_edge[passed][group[head[passed]] != group[edges.src[of_edge[passed]]]]] = True
+        return apart[self.edge] | (group[self.src] != self.collective.group_of_chunk[self.chunk])
+
     @property
     def src(self) -> np.ndarray:
         """Sending rank of each send, int32 of shape (sends,)."""

@@ -52,7 +52,8 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
 
     Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
     copy) before its step begins; nothing is delivered twice; every contribution is added exactly
-    once; every rank ends with exactly the chunks that the collective asks for.
+    once; every rank ends with exactly the chunks that the collective asks for; no rank outside a
+    group has a part in it where the collective says so.
 
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
@@ -71,6 +72,10 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
         send = int(np.flatnonzero(schedule.reduce)[0])
         text = f"adds chunk {schedule.chunk[send]}, but {collective.kind} does not sum"
         raise _error(schedule, send, int(schedule.src[send]), text)
+    if not collective.helpers and schedule.helped.any():
+        send = int(np.flatnonzero(schedule.helped)[0])
+        text = f"gets chunk {schedule.chunk[send]} by way of a rank outside its group, where "
+        raise _error(schedule, send, int(schedule.dst[send]), f"{text}nobody helps (helpers=False)")
     schedule.check_claims()
     if not collective.num_deliveries and not schedule.num_sends:
         return  # groups of one rank: every chunk is where it must be

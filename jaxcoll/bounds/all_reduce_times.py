@@ -489,6 +489,66 @@ def traffic(
     return float(crossings * (nbytes / bandwidth.sum()) + share @ rest), crossings
 
 
+def beside_helpers(
+    latencies: Latencies, what: Collective, nbytes: float, part: np.ndarray, known: float
+) -> tuple[float, str]:
+    """What every byte weighs on the links around one group, where ranks outside it copy and add.
+
+    Let p parts of the network have members of the group, and others none. The contributions to a
+    byte are complete in one place first, its meeting place, and p - 1 member parts have been left
+    before that and are entered after it; all p where the place is in no member part. Two weights of
+    crossings make the most of it:
+
+    1. *Links that touch a member part* weigh 1, and p/(p-1) between two of them. Before a byte
+       meets outside, p parts have been left: p. Before it meets in a member part, the p - 1 others
+       have been left: over links between member parts alone, which weighs (p-1) p/(p-1) = p; or at
+       least one over another link, and then the contribution came in over one more: (p-1) + 1.
+       After it the same, backwards in time.
+    2. *Links out of parts with ranks* weigh 1 out of member parts, and (p-2)/(p-1) out of others.
+       Before a byte meets, p - 1 member parts are left. After it p - 1 are entered: out of member
+       parts, which weighs p - 1; or at least one out of another part, which itself had the sum from
+       a member part: 1 + (p-1)(p-2)/(p-1) = p - 1. Where a byte meets outside, p are left and p are
+       entered, which weighs no less.
+
+    So all bytes weigh 2p times the buffer by the first, and 2(p-1) by the second, in which switches
+    that copy or add would have to be counted as ranks. A link carries its bandwidth times the run,
+    less what its last data still take to a rank.
+
+    On three of eight ranks that are all joined by links of b B/s, the first says 6 bytes per byte
+    over 2 x 15 links and, with weight 3/2, 6: at most 6.5 b, which sums that meet in the five
+    others and, half as much, in the three reach.
+
+    Returns:
+        Seconds, and the weights in words; 0 seconds where there are several groups, or no others.
+    """
+    topology = latencies.topology
+    together = [list(group) for group in what.groups if len(group) > 1]
+    ranks = part[: topology.num_ranks]
+    if len(together) != 1:
+        return 0.0, ""
+    with_members = np.unique(ranks[together[0]])
+    p = len(with_members)
+    if p < 2 or p == len(np.unique(ranks)):
+        return 0.0, ""
+    is_between = part[topology.src] != part[topology.dst]
+    out, into = (np.isin(part[ends], with_members) for ends in (topology.src, topology.dst))
+    touching = np.where(out & into, p / (p - 1), 1.0 * (out | into))
+    leaving = np.where(out, 1.0, (p - 2) / (p - 1) * np.isin(part[topology.src], ranks))
+    words = f"{p} of {len(np.unique(ranks))} parts of the network"
+    ways = [(touching, 2 * p, f"links that touch {words}, {p}/{p - 1} between two of them")]
+    if not topology.in_network:
+        less = f"{p - 2}/{p - 1} out of others"
+        ways.append((leaving, 2 * (p - 1), f"links out of {words}, {less}"))
+    rest = np.minimum(topology.alpha + latencies.to_a_rank[topology.dst], known)
+    best, reason = 0.0, ""
+    for weight, count, which in ways:
+        room = is_between * weight * topology.bandwidth
+        time = float((count * nbytes + room @ rest) / room.sum())
+        if time > best:
+            best, reason = time, f"each byte weighs {count} on {which}"
+    return best, reason
+
+
 def crossed(
     latencies: Latencies, what: Collective, sets: Sequence[np.ndarray], nbytes: float
 ) -> tuple[float, int]:

@@ -55,6 +55,7 @@ from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError
+from jaxcoll.members import Members
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.rational import Number
@@ -371,7 +372,7 @@ def _distances(latencies: Latencies, what: Collective) -> list[Bound]:
 def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound, ...]:
     """Those of links that work by themselves."""
     topology, what, is_one = _of_one_group(topology, what)
-    latencies, found = _latencies(topology, what), []
+    latencies, found = _latencies(topology, what), _of_each_alone(topology, what, size)
     if what.traits.copies_sums:
         found += _distances(latencies, what)
     for each in what.for_each_root():
@@ -412,11 +413,29 @@ def _needs(latencies: Latencies, what: Collective, size: float) -> Needs:
 def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Collective, bool]:
     """A collective of groups on copies of a network as that of one group, and whether it is one.
 
-    Bounds here hold for data that are split and coded at will, so one group's hold for all
-    (``jaxcoll.copies``); those of the whole network would give each group the links of the others.
+    So is a group that nobody helps, on the network of its members. Bounds here hold for data that
+    are split and coded at will, so one group's hold for all (``jaxcoll.copies``); those of the
+    whole network would give each group the links of the others.
     """
     copies = Copies.of(topology, what.groups)
-    return (topology, what, False) if copies is None else (copies.one, copies.part(what), True)
+    if copies is not None:
+        return copies.one, copies.part(what), True
+    if what.helpers or len(what.groups) > 1 or len(what.groups[0]) == 1:
+        return topology, what, False
+    members = Members.of(topology, what.groups[0], helpers=False)
+    return members.one, members.part(what), True
+
+
+def _of_each_alone(topology: Topology, what: Collective, size: float) -> list[Bound]:
+    """Those of each of several groups on the links between its members, where nobody else helps."""
+    groups = [group for group in what.groups if len(group) > 1]
+    if what.helpers or len(what.groups) == 1:
+        return []
+    found = []
+    for group in groups:
+        one = dataclasses.replace(what, groups=(group,))
+        found += _of_links(topology, one, size)
+    return found
 
 
 def _bounds_of_copies(
@@ -501,18 +520,20 @@ def _between_parts(
     # Sums and copies leave parts, and enter them: as many, but for switches that copy or add.
     ways = (latencies, latencies.transpose()) if topology.in_network else (latencies,)
     moved = [("traffic", sums.traffic(way, what, size, part, known)) for way in ways]
-    return [
+    met = ("meeting", sums.departures(latencies, what, size, part))
+    found = [
         Bound(
             time,
             name,
             f"each byte crosses {crossings} link{'s' * (crossings != 1)} out of {where}, over all "
             "of them together",
         )
-        for name, (time, crossings) in (
-            *moved,
-            ("meeting", sums.departures(latencies, what, size, part)),
-        )
+        for name, (time, crossings) in (*moved, met)
     ]
+    for way in (latencies, latencies.transpose()):
+        time, reason = sums.beside_helpers(way, what, size, part, known)
+        found += [Bound(time, "traffic", reason)] if time else []
+    return found
 
 
 _NOTHING = "no rank needs anything from another"

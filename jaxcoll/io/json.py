@@ -214,7 +214,10 @@ def _write_collective(collective: Collective) -> dict:
         "groups": groups if collective.is_grouped else None,
         "root": collective.root,
     }
-    return said if collective.shares is None else said | {"shares": list(collective.shares)}
+    if collective.shares is not None:
+        said["shares"] = list(collective.shares)
+    # Said where it is not the usual, so that programs that know older files read the others.
+    return said if collective.helpers else said | {"helpers": False}
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
@@ -227,6 +230,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.optional("groups", readers.list_of(_read_generator)),
         fields.optional("root", readers.whole_or_several(0, readers.INT32)),
         fields.optional("shares", _read_generator),
+        fields.take("helpers", readers.flag, True),
     )
     fields.end()
     return Collective(*arguments)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect
 from collections import Counter
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from jaxcoll.prove import fields
@@ -29,6 +30,7 @@ class What(NamedTuple):
     roots: list[int]
     k: int
     shares: list[int] | None
+    helpers: bool
 
     @property
     def shards(self) -> int:
@@ -85,7 +87,23 @@ def read(value: dict) -> File:
     if {len(each) for each in columns} != {sends} or not _rises(ptr, sends):
         raise NotRead('"step_ptr" must rise from 0 to the number of sends, and columns be as long')
     _check_claims(what, sends)
+    if not what.helpers:
+        _check_nobody_helps(what, ends, edges, said["edge"], said["chunk"])
     return File(what, edges, ptr, *columns)
+
+
+def _check_nobody_helps(
+    what: What, ends: list[tuple[int, int]], edges: list[Edge], edge: list[int], chunk: list[int]
+) -> None:
+    """No send goes to, or by way of, a rank outside the group of its chunk."""
+    group_of = {rank: g for g, group in enumerate(what.groups) for rank in group}
+    passed = [{ends[link][1] for link in way} | {src} for src, _, way in edges]
+    met = [{group_of.get(rank, -1) for rank in way if rank < what.ranks} for way in passed]
+    last = list(accumulate(what.k * KINDS[what.kind].shards(len(g)) for g in what.groups))
+    for send, (e, c) in enumerate(zip(edge, chunk, strict=True)):
+        if met[e] != {bisect(last, c)}:
+            raise NotProved(f"send {send} takes chunk {c} outside its group, in which nobody else "
+                            "helps", edges[e].dst)  # fmt: skip
 
 
 def _rises(ptr: list[int], to: int) -> bool:
@@ -238,7 +256,8 @@ def _collective(value: object, name: str) -> What:
         "num_ranks": fields.integer(1, MOST_RANKS), "chunks_per_shard": fields.integer(1, _INT32),
         "groups": fields.optional(fields.list_of(column)), "shares": fields.optional(column),
         "root": fields.optional(lambda v, key: (column if type(v) is list else place)(v, key)),
-    }, chunks_per_shard=1, groups=None, root=None, shares=None)  # fmt: skip
+        "helpers": fields.flag,
+    }, chunks_per_shard=1, groups=None, root=None, shares=None, helpers=True)  # fmt: skip
     kind, ranks, shares = said["kind"], said["num_ranks"], said["shares"]
     if kind not in KINDS:
         raise NotRead(f'"kind" must be one of {", ".join(KINDS)}, got {quoted(kind)}')
@@ -254,7 +273,7 @@ def _collective(value: object, name: str) -> What:
         not row.takes_shares or len(groups[0]) < ranks or len(shares) != ranks or not any(shares)
     ):
         raise NotRead(f'"shares" are one for each of {ranks} ranks in one group, not all 0')
-    what = What(kind, ranks, groups, roots, said["chunks_per_shard"], shares)
+    what = What(kind, ranks, groups, roots, said["chunks_per_shard"], shares, said["helpers"])
     if what.chunks > _INT32:
         raise NotRead(f"{what.chunks} chunks are more than can be numbered")
     return what

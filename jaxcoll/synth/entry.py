@@ -69,6 +69,7 @@ def synthesize(
     chunks: int | None = None,
     groups: Sequence[Sequence[int]] | None = None,
     root: int | Sequence[int] | None = None,
+    helpers: bool = True,
     seed: int = 0,
     execution: ExecutionCosts | str | None = None,
     model: LinkModel | str | None = None,
@@ -93,6 +94,8 @@ def synthesize(
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
         root: the root's index in every group, for collectives that have one; of reduce_to_some
             those of all roots.
+        helpers: whether ranks outside a group may forward, copy and add for it; False where they
+            are busy (``Collective``).
         seed: the same seed gives the same schedule.
         execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
             or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
@@ -118,7 +121,7 @@ def synthesize(
         seconds = float(checks.positive(deadline, "deadline", CollectiveError))
         stated |= {"deadline": seconds, "until": began + seconds}
     problem = Problem.stated(
-        topology, collective, chunks, groups, root,
+        topology, collective, chunks, groups, root, helpers,
         nbytes=nbytes, seed=seed, execution=execution, **stated,
     )  # fmt: skip
     maker = synthesizer_named(synthesizer)

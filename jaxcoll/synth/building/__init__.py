@@ -2,6 +2,7 @@
 
 - ``base``: the problem, checked once, and the one method of a synthesizer that solves it;
 - ``derive``: reduce_scatter and all_reduce from an all_gather;
+- ``helpers``: ranks outside a group that forward for it;
 - ``sends``: all-gathers along one dimension as moves, moves as columns of sends, and sends of
   topology-oblivious algorithms carried over shortest routes;
 - ``grids``: the grid of a network, and what each of its dimensions can do;

@@ -24,6 +24,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import Kind, those
+from jaxcoll.members import Members
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges, hop_distances
@@ -96,6 +97,7 @@ class Problem:
         chunks: int | None = None,
         groups: Sequence[Sequence[int]] | None = None,
         root: int | Sequence[int] | None = None,
+        helpers: bool = True,
         **stated,
     ) -> Problem:
         """The problem of a collective, or of a kind with its own chunks, groups and root.
@@ -110,14 +112,29 @@ class Problem:
         connected(topology)
         checks.instance(collective, (str, Collective), "collective", CollectiveError)
         if isinstance(collective, Collective):
-            if (chunks, groups, root) != (None, None, None):
+            if (chunks, groups, root, helpers) != (None, None, None, True):
                 raise CollectiveError(
-                    "a Collective has its own chunks, groups and root; do not give them again"
+                    "a Collective has its own chunks, groups, root and helpers; do not give them "
+                    "again"
                 )
             return cls(topology, collective, **stated)
         count = 1 if chunks is None else checks.integer(chunks, "chunks", CollectiveError, least=1)
-        what = Collective(collective, topology.num_ranks, count, groups, root)  # type: ignore[arg-type]
+        given = (groups, root, None, helpers)
+        what = Collective(collective, topology.num_ranks, count, *given)  # type: ignore[arg-type]
         return cls(topology, what, any_chunks=chunks is None, **stated)
+
+    @property
+    def members(self) -> Members | None:
+        """The network of the one group, where ranks outside it are not to help; else None."""
+        group, *others = self.collective.groups
+        if self.collective.helpers or others or len(group) == 1:
+            return None
+        return Members.of(self.topology, group, helpers=False)
+
+    def among(self, members: Members) -> Problem:
+        """The problem of a group on its own network."""
+        part = members.part(self.collective)
+        return dataclasses.replace(self, topology=members.one, collective=part)
 
     def of(self, collective: Collective) -> Problem:
         """The same problem of another collective of the same ranks."""
@@ -320,6 +337,10 @@ class Synthesizer(abc.ABC):
     @final
     def made(self, problem: Problem, report: Report | None = None) -> Schedule:
         """The schedule of a problem, with its provenance; see ``synthesize``."""
+        members = problem.members
+        if members is not None:
+            found = self.made(problem.among(members), report)
+            return members.on_whole(found, problem.collective)
         started = time.perf_counter()
         if not self.takes_shares:
             problem.collective.with_equal_shards(self.name)
@@ -327,6 +348,11 @@ class Synthesizer(abc.ABC):
             schedule = empty_schedule(problem.topology, problem.collective)
         else:
             schedule = self.answer(problem, report)
+            if not problem.collective.helpers and schedule.helped.any():
+                raise CollectiveError(
+                    f"ranks of other groups forward in the schedule of {self.name} for "
+                    f"{problem.collective}; another synthesizer, or helpers=True, may do"
+                )
         seconds = time.perf_counter() - started
         claims = schedule.provenance.certificate
         return schedule.with_provenance(
@@ -337,21 +363,23 @@ class Synthesizer(abc.ABC):
         """The schedule of a problem with something to do: solved itself, or derived."""
         kind = problem.collective.traits
         if self.solves(kind.name):
-            return self._solved(problem.topology, problem.collective, problem.seed)
+            return self.solved(problem)
         if any(self.solves(phase) for phase in kind.phase_names):
             return self.two_phases(problem)
         if kind.dual is not None and self.solves(kind.dual.name):
-            backwards = problem.topology.transpose()
-            dual = self._solved(backwards, problem.collective.dual(), problem.seed)
+            backwards = dataclasses.replace(
+                problem.of(problem.collective.dual()), topology=problem.topology.transpose()
+            )
+            dual = self.solved(backwards)
             return derive(dual, kind.name, self._order_for(problem))
         if self._leaves_out(kind):
             return for_some(self.answer(_for_all(problem), None), problem.collective)
         offered = ", ".join(sorted(those(self.makes)))
         raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
 
-    def _solved(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+    def solved(self, problem: Problem) -> Schedule:
         """What ``solve`` returns, which a user may have written."""
-        found: object = self.solve(topology, collective, seed)
+        found: object = self.solve(problem.topology, problem.collective, problem.seed)
         return checks.instance(found, Schedule, f"what {self.name}.solve returned", CollectiveError)
 
     @final

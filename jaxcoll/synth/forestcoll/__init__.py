@@ -38,6 +38,7 @@ from jaxcoll.progress import Report
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import (
+    BUCKET_BYTES,
     DOUBLINGS,
     IN_BLOCKS,
     SOON,
@@ -46,6 +47,7 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     mean_hops,
 )
+from jaxcoll.synth.building.helpers import helped, sent_on
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.synth.forestcoll.stages import Rates, forest, known_forest
 from jaxcoll.topology import Topology
@@ -73,8 +75,8 @@ class ForestColl(Synthesizer):
     shard every tree is cut into p pieces, and the time approaches the optimum as p grows. With
     other numbers of chunks, the fastest of the numbers of trees up to 16 that divide them is taken.
 
-    Networks with switches must let out as much of every vertex as they let in; all ranks take part
-    in one group.
+    Networks with switches must let out as much of every vertex as they let in. One group takes
+    part; ranks outside it forward for it, as switches do (``jaxcoll.synth.building.helpers``).
 
     Attributes:
         k: trees per rank; chosen as above when None.
@@ -129,6 +131,7 @@ class ForestColl(Synthesizer):
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
+        problem = _alone(problem)
         topology, collective = problem.topology, problem.collective
         kind = collective.traits
         way = topology.transpose() if kind.has_root and kind.adds else topology
@@ -143,6 +146,7 @@ class ForestColl(Synthesizer):
         Through switches a send is put in order and simulated on every link of its path. Schedules
         of few steps are not put in order, and all that a link carries in a step is one message.
         """
+        problem = _alone(problem)
         topology, sends = problem.topology, float(problem.sends)
         if self.order == "steps":
             sends *= IN_BLOCKS
@@ -186,6 +190,15 @@ class ForestColl(Synthesizer):
             best, least, pieces = schedule, taken, 2 * pieces
         return best
 
+    def solved(self, problem: Problem) -> Schedule:
+        """Of a group, that of its network in which ranks outside forward as switches do."""
+        members = helped(problem)
+        if members is None:
+            return super().solved(problem)
+        found = super().solved(problem.among(members))
+        nbytes = problem.nbytes or self.nbytes or BUCKET_BYTES
+        return sent_on(found, members, problem.collective, nbytes)
+
     def joint_granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_reduce in joint phases are best a multiple of this.
 
@@ -204,6 +217,12 @@ class ForestColl(Synthesizer):
         return super().answer(problem, report)
 
 
+def _alone(problem: Problem) -> Problem:
+    """The problem of a group on its own network; of all ranks, itself."""
+    members = helped(problem)
+    return problem if members is None else problem.among(members)
+
+
 @functools.lru_cache(maxsize=4)
 def _known_bound(topology: Topology) -> AllReduceBound:
     return all_reduce_bound(topology)
@@ -214,7 +233,8 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
     n = topology.num_ranks
     if others or len(group) < n:
         raise CollectiveError(
-            f"forestcoll is defined for one group of all {n} ranks, not for {collective}"
+            f"forestcoll is defined for one group, in joint phases of all {n} ranks, not for "
+            f"{collective}"
         )
     if collective.shares is not None:
         shares = dict(zip(group, collective.shares, strict=True))

@@ -150,11 +150,11 @@ class JointTrees(Synthesizer):
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         sides = len(collective.traits.phases)
-        roots = self._roots(collective, seed)
+        roots = self._roots(topology, collective, seed)
         chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)
         grown = _Growth(topology, collective, sides, float(chunk_bytes))
         trees = grown.best(roots)
-        sends = linked(topology, collective, trees)
+        sends = linked(topology, trees)
         schedule = self._ordered(topology, collective, sends)
         claims = {
             "busiest link": f"{grown.least * float(chunk_bytes) / grown.usual:.6g} s",
@@ -162,18 +162,18 @@ class JointTrees(Synthesizer):
         }
         return schedule.with_provenance(Provenance(certificate=claims))
 
-    def _roots(self, collective: Collective, seed: int) -> np.ndarray:
+    def _roots(self, topology: Topology, collective: Collective, seed: int) -> np.ndarray:
         """Roots to try for each chunk, int64 of shape (chunks, tries)."""
         if not collective.traits.has_phases:
             return collective.owner.astype(np.int64)[:, None]
         choice = np.random.default_rng(seed)
-        groups = [np.asarray(group) for group in collective.groups]
         found = np.empty((collective.num_chunks, self.tries), np.int64)
-        for g, members in enumerate(groups):
+        for g, group in enumerate(collective.groups):
+            places = _meeting_places(topology, collective, np.asarray(group))
             mine = np.flatnonzero(collective.group_of_chunk == g)
             # The first is each rank in rotation, so that every rank is tried as often.
-            found[mine, 0] = members[np.arange(len(mine)) % len(members)]
-            found[mine, 1:] = choice.choice(members, (len(mine), self.tries - 1))
+            found[mine, 0] = places[np.arange(len(mine)) % len(places)]
+            found[mine, 1:] = choice.choice(places, (len(mine), self.tries - 1))
         return found
 
     def _ordered(self, topology: Topology, collective: Collective, sends: LinkedSends) -> Schedule:
@@ -200,6 +200,20 @@ class JointTrees(Synthesizer):
         return min(made, key=lambda schedule: simulate(schedule, nbytes).time)
 
 
+def _meeting_places(topology: Topology, collective: Collective, group: np.ndarray) -> np.ndarray:
+    """Where sums of a group may meet: its members, then others that are as near to them all.
+
+    A rank outside has the sums of all members come in and the results go out over its own links,
+    where those of a member carry its own data as well.
+    """
+    if not collective.is_grouped or not collective.helpers or len(group) < 2:
+        return group
+    hops = hop_distances(topology)
+    farthest = np.maximum(hops[:, group], hops.T[:, group]).max(axis=1)
+    near = np.flatnonzero(farthest <= farthest[group].max())
+    return np.concatenate([group, np.setdiff1d(near, group)])
+
+
 def _chunks_of_buffer(collective: Collective) -> int:
     """Chunks that a rank's whole buffer is cut into."""
     return int(np.bincount(collective.group_of_chunk).max())
@@ -219,10 +233,11 @@ class _Growth:
         self.back = kernel.Graph(*group_by(dst, vertices), dst, src)
         self.forth = kernel.Graph(*group_by(src, vertices), src, dst)
         groups = collective.groups
-        self.member = np.zeros((len(groups), vertices), np.bool_)
+        self.role = np.full((len(groups), vertices), kernel.FORWARDS, np.int8)
+        self.role[:, :n] = kernel.HELPS if collective.helpers else kernel.STAYS_OUT
         for g, members in enumerate(groups):
-            self.member[g, list(members)] = True
-        sizes = self.member.sum(axis=1)
+            self.role[g, list(members)] = kernel.MEMBER
+        sizes = (self.role == kernel.MEMBER).sum(axis=1)
         is_one_hop = topology.is_direct and len(groups) == 1 and sizes[0] == n
         self.most_links = 1 if is_one_hop else 1 + int(hop_distances(topology).max())
         self.sizes = sizes[collective.group_of_chunk]
@@ -295,41 +310,36 @@ class _Growth:
         block = max(1, _LINKS_AT_ONCE // work)
         for first in range(0, self.chunks, block):
             kernel.replace(
-                first, min(first + block, self.chunks), grown, self.back, self.forth, self.member,
+                first, min(first + block, self.chunks), grown, self.back, self.forth, self.role,
                 self.collective.group_of_chunk, trees, roots, load, self.seconds, fine, rise, level,
                 hop_price, self.most_links, search, spare,
             )  # fmt: skip
 
     def _blank(self, chunks: int) -> kernel.Trees:
+        # A tree adds all members but its root, and those with it where that is a rank that helps.
+        ways = self.most if self.collective.is_grouped else max(1, self.most - 1)
         shape = (chunks, self.sides)
         return kernel.Trees(
             np.zeros(chunks, np.int64),
-            np.zeros((*shape, max(1, self.most - 1) * self.most_links), np.int32),
-            np.zeros((*shape, self.most), np.int32),
-            np.zeros((*shape, max(1, self.most - 1)), np.int32),
+            np.zeros((*shape, ways * self.most_links), np.int32),
+            np.zeros(shape, np.int64),
         )
 
 
-def linked(topology: Topology, collective: Collective, trees: kernel.Trees) -> LinkedSends:
+def linked(topology: Topology, trees: kernel.Trees) -> LinkedSends:
     """The sends of all trees: chunk by chunk, sums from the leaves inwards, then copies."""
-    sides = trees.link.shape[1]
-    sizes = np.bincount(collective.group_of_rank[collective.group_of_rank >= 0])
-    size = sizes[collective.group_of_chunk]
-    counts = sides * (size - 1)
-    first = np.concatenate([[0], np.cumsum(counts)])
-    links = sum(int(trees.way_ptr[np.arange(len(size)), s, size - 1].sum()) for s in range(sides))
-    sends = int(first[-1])
-    path_ptr, path = np.zeros(sends + 1, np.int64), np.empty(links, np.int64)
-    before_count = kernel.write_sends(
-        trees, size, first, topology.src, topology.dst, path_ptr, path
-    )
-    before, after = np.empty(before_count, np.int64), np.empty(before_count, np.int64)
-    kernel.write_waits(
-        trees, size, first, topology.src, topology.dst, topology.num_ranks, before, after
-    )
+    ends, sides = (topology.src, topology.dst, topology.num_ranks), trees.link.shape[1]
+    counts = np.zeros(trees.used.shape, np.int64)
+    kernel.count_sends(trees, *ends, counts)
+    of_chunk = counts.sum(axis=1)
+    sends = int(of_chunk.sum())
+    path_ptr, path = np.zeros(sends + 1, np.int64), np.empty(int(trees.used.sum()), np.int64)
+    waits = kernel.write_sends(trees, counts, *ends, path_ptr, path)
+    before, after = np.empty(waits, np.int64), np.empty(waits, np.int64)
+    kernel.write_waits(trees, counts, ends[:2], path_ptr, path, ends[2], before, after)
     next_ptr, order = group_by(before, sends)
-    chunk = np.repeat(np.arange(len(size)), counts)
-    is_sum = np.arange(sends) - first[chunk] < (size - 1)[chunk]
+    chunk = np.repeat(np.arange(len(counts)), of_chunk)
+    is_sum = np.tile(np.arange(sides) < sides - 1, len(counts))
     edges, edge = distinct_edges(topology, path_ptr, path)
-    reduce = is_sum if sides == 2 else np.zeros(sends, bool)
+    reduce = np.repeat(is_sum, counts.ravel())
     return LinkedSends(edges, edge, chunk, reduce, next_ptr, after[order])

@@ -1,9 +1,12 @@
 """Trees grown over links whose prices rise with their load, compiled; see ``joint_trees``.
 
-A tree adds the rank that is cheapest to reach from any of its ranks: the prices of the links on the
-way, and a ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge for
-depth. Through vertices that only forward, the way is a shortest one (Dijkstra), since data is
-copied at ranks alone; so a link may be on several ways of one tree, and costs more at each.
+A tree adds the member that is cheapest to reach from any of its ranks: the prices of the links on
+the way, and a ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge
+for depth. Through switches, the way is a shortest one (Dijkstra), since data is copied at ranks
+alone; so a link may be on several ways of one tree, and costs more at each. A rank outside the
+group becomes part of the tree where a way passes it, and copies, or adds, from then on. Trees of
+some ranks are grown like this for the Steiner problem (Takahashi and Matsuyama, "An approximate
+solution for the Steiner problem in graphs", 1980).
 
 Prices are powers of two by table and exponent, and no library's: kernels run as Python and compiled
 give the same bits.
@@ -24,6 +27,9 @@ _FINE = 256
 # The part behind the point by table, the rest by ``ldexp``: no ``exp2``, which Numba and NumPy may
 # round differently.
 POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
+# What a vertex is to the trees of a group: no data may pass it; it forwards, as a switch; it copies
+# and adds where a way passes it; it must be reached.
+STAYS_OUT, FORWARDS, HELPS, MEMBER = -1, 0, 1, 2
 # A link that a tree takes often, as the only one out of a host, would cost infinitely much.
 _DEAREST = 2.0**800
 
@@ -69,21 +75,18 @@ class Trees(NamedTuple):
     Attributes:
         root: root of each chunk's trees.
         link: links of the ways by which ranks were added, each from the tree to the rank, one after
-            another; of shape (chunks, sides, most links).
-        way_ptr: the way of the i-th rank added is ``link[way_ptr[i]:way_ptr[i + 1]]``; of shape
-            (chunks, sides, most ranks).
-        rank: the ranks in the order of their addition, of shape (chunks, sides, most ranks - 1).
+            another; of shape (chunks, sides, most links). A way ends at the first rank.
+        used: how many links that are, of shape (chunks, sides).
     """
 
     root: np.ndarray
     link: np.ndarray
-    way_ptr: np.ndarray
-    rank: np.ndarray
+    used: np.ndarray
 
 
 @kernel(cache=True, nogil=True)
 def replace(
-    first, last, grown, back, forth, member, group, trees, roots, load, seconds, fine, rise, level,
+    first, last, grown, back, forth, role, group, trees, roots, load, seconds, fine, rise, level,
     hop_price, most_links, search, spare,
 ):  # fmt: skip
     """Grow the trees of chunks ``first..last - 1`` again, beside all others as they are.
@@ -91,7 +94,7 @@ def replace(
     Args:
         grown: chunks below this one have trees, whose load is taken off first.
         back, forth: the graphs of in-trees and out-trees; ``back`` is empty where there are none.
-        member: whether each vertex is a rank of each group, of shape (groups, vertices).
+        role: what each vertex is to the trees of each group, int8 of shape (groups, vertices).
         group: group of each chunk.
         roots: roots to try for each chunk, of shape (chunks, tries).
         load: chunks on each link; updated.
@@ -105,10 +108,10 @@ def replace(
     sides = trees.link.shape[1]
     for c in range(first, last):
         size = 0
-        for v in range(member.shape[1]):
-            size += member[group[c], v]
+        for v in range(role.shape[1]):
+            size += role[group[c], v] == MEMBER
         if c < grown:
-            _add_load(trees, c, size, load, -1)
+            _add_load(trees, c, load, -1)
         longest = 0.0
         for e in range(len(load)):
             longest = max(longest, load[e] * seconds[e])
@@ -124,93 +127,73 @@ def replace(
                 # Sides alternate in choosing first, so that neither always has the cheap links.
                 side = (s + c + t) % sides
                 graph, against = (forth, back) if side == sides - 1 else (back, forth)
-                link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
-                paid = _grow(
-                    graph, against, member[group[c]], size, roots[c, t], rise, hop_price,
-                    most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
+                paid, used = _grow(
+                    graph, against, role[group[c]], size, roots[c, t], rise, hop_price,
+                    most_links, best - cost, search, spare.link[0, side],
                 )  # fmt: skip
                 # With equal prices that stay, for hops as for links, no way is longer than the
                 # shortest from the root. Hops of slow links alone, which cost much, would do: the
                 # same rank is out of reach again.
                 if paid < 0:
                     search.price[:] = 1.0
-                    paid = _grow(
-                        graph, against, member[group[c]], size, roots[c, t], level, level,
-                        most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
+                    paid, used = _grow(
+                        graph, against, role[group[c]], size, roots[c, t], level, level,
+                        most_links, best - cost, search, spare.link[0, side],
                     )  # fmt: skip
+                spare.used[0, side] = used
                 cost += paid
                 if cost >= best:
                     break
             if cost < best:
                 best = cost
                 trees.root[c] = roots[c, t]
-                _copy(spare, trees, c, size)
-        _add_load(trees, c, size, load, 1)
+                _copy(spare, trees, c)
+        _add_load(trees, c, load, 1)
 
 
 @kernel(cache=True, nogil=True)
-def _copy(spare, trees, c, size):
+def _copy(spare, trees, c):
     """Keep the trees of one chunk; element by element, which compiles three seconds faster."""
     for side in range(trees.link.shape[1]):
-        for i in range(size):
-            trees.way_ptr[c, side, i] = spare.way_ptr[0, side, i]
-        for i in range(size - 1):
-            trees.rank[c, side, i] = spare.rank[0, side, i]
-        for i in range(trees.way_ptr[c, side, size - 1]):
+        trees.used[c, side] = spare.used[0, side]
+        for i in range(trees.used[c, side]):
             trees.link[c, side, i] = spare.link[0, side, i]
 
 
 @kernel(cache=True, nogil=True)
-def _add_load(trees, c, size, load, sign):
+def _add_load(trees, c, load, sign):
     for side in range(trees.link.shape[1]):
-        for i in range(trees.way_ptr[c, side, size - 1]):
+        for i in range(trees.used[c, side]):
             load[trees.link[c, side, i]] += sign
 
 
 @kernel(cache=True, nogil=True)
 def _grow(
-    graph, against, member, size, root, rise, hop_price, most_links, most, search, link, way_ptr,
-    rank,
+    graph, against, role, size, root, rise, hop_price, most_links, most, search, link,
 ):  # fmt: skip
-    """Grow one tree from its root; the prices paid, or -1 where a rank was out of reach.
+    """Grow one tree from its root; the prices paid, or -1 where a member was out of reach.
 
     That happens where a way became longer than ``most_links`` as a part of it was replaced. A tree
-    whose prices reach ``most`` is given up, for infinitely much.
+    whose prices reach ``most`` is given up, for infinitely much. Also returns the links used.
     """
     cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
     price, keys, items = search.price, search.keys, search.items
     cost[:] = np.inf
     inside[:] = False
     inside[root], depth[root] = True, 0.0
-    paid, used, added, waiting = 0.0, 0, 0, 0
-    way_ptr[0] = 0
+    paid, used, waiting = 0.0, 0, 0
+    left = size - (role[root] == MEMBER)
     # The vertex whose neighbours are offered ways, the rank where its own way starts, and the
     # prices, hops included, and links of that way.
     u, start, prices, links = root, root, 0.0, 0
-    while added < size - 1:
-        before = depth[start] + prices
-        for i in range(graph.ptr[u], graph.ptr[u + 1]):
-            e = graph.link[i]
-            v = graph.head[e]
-            offered = before + price[e] + hop_price[e]
-            if inside[v] or offered >= cost[v]:
-                continue
-            # A vertex whose cost is out of date must not become part of the way to itself.
-            is_on_way, at = False, u
-            while not member[v] and at != start and not is_on_way:
-                is_on_way = at == v
-                at = graph.tail[by[at]]
-            # Compiled code would write past the end of a full heap. An offer that is left out costs
-            # at most this tree, which is grown by shortest ways then.
-            if not is_on_way and waiting < len(keys):
-                cost[v], by[v] = offered, e
-                waiting = heap.push(keys, items, 0, waiting, offered, v)
+    while left > 0:
+        waiting = _offer(u, start, depth[start] + prices, graph, role, hop_price, search, waiting)
         # The cheapest vertex. Links that the tree took meanwhile cost more now: a way whose cost
         # rose waits again.
         u = -1
         while u < 0:
             if waiting == 0:
-                return -1.0
+                return -1.0, 0
             known, v = keys[0], items[0]
             waiting = heap.pop(keys, items, 0, waiting)
             if inside[v] or known > cost[v]:
@@ -228,27 +211,69 @@ def _grow(
                 waiting = heap.push(keys, items, 0, waiting, now, v)
             else:
                 u = v
-        if not member[u]:
+        if role[u] != MEMBER:
             continue
         used += links
-        at, depth[u] = u, depth[start]
+        at = u
         for i in range(links):
             e = by[at]
             link[used - 1 - i] = e
             paid += price[e]
-            depth[u] += hop_price[e]
             price[e] = min(price[e] * rise[e], _DEAREST)
             at = graph.tail[e]
         if paid >= most:
-            return np.inf
-        inside[u] = True
+            return np.inf, used
+        _enter(graph, role, hop_price, depth[start], search, link[used - links : used])
         for i in range(used - links, used - 1):
-            waiting = _offer_again(graph.head[link[i]], against, hop_price, search, waiting)
-        rank[added] = u
-        added += 1
-        way_ptr[added] = used
+            v = graph.head[link[i]]
+            if inside[v]:
+                waiting = _offer(v, v, depth[v], graph, role, hop_price, search, waiting)
+            else:
+                waiting = _offer_again(v, against, hop_price, search, waiting)
+        left -= 1
         start, prices, links = u, 0.0, 0
-    return paid
+    return paid, used
+
+
+@kernel(cache=True, nogil=True)
+def _enter(graph, role, hop_price, below, search, way):
+    """Make the ranks of a way part of the tree; ``below`` is the depth of where it starts."""
+    first = 0
+    for i in range(len(way)):
+        v = graph.head[way[i]]
+        if role[v] != FORWARDS:
+            search.inside[v], search.depth[v] = True, below
+            for j in range(i, first - 1, -1):
+                search.depth[v] += hop_price[way[j]]
+            below, first = search.depth[v], i + 1
+
+
+@kernel(cache=True, nogil=True)
+def _offer(u, start, before, graph, role, hop_price, search, waiting):
+    """Offer the neighbours of a vertex ways through it; returns how many vertices wait.
+
+    Args:
+        start: the rank of the tree at which the way to the vertex begins.
+        before: the price of that way, depth included.
+    """
+    cost, by, inside = search.cost, search.by, search.inside
+    for i in range(graph.ptr[u], graph.ptr[u + 1]):
+        e = graph.link[i]
+        v = graph.head[e]
+        offered = before + search.price[e] + hop_price[e]
+        if inside[v] or offered >= cost[v] or role[v] == STAYS_OUT:
+            continue
+        # A vertex whose cost is out of date must not become part of the way to itself.
+        is_on_way, at = False, u
+        while role[v] != MEMBER and at != start and not is_on_way:
+            is_on_way = at == v
+            at = graph.tail[by[at]]
+        # Compiled code would write past the end of a full heap. An offer that is left out costs
+        # at most this tree, which is grown by shortest ways then.
+        if not is_on_way and waiting < len(search.keys):
+            cost[v], by[v] = offered, e
+            waiting = heap.push(search.keys, search.items, 0, waiting, offered, v)
+    return waiting
 
 
 @kernel(cache=True, nogil=True)
@@ -276,70 +301,82 @@ def _offer_again(v, against, hop_price, search, waiting):
 
 
 @kernel(cache=True, nogil=True)
-def write_sends(trees, size, first, src, dst, path_ptr, path):
+def count_sends(trees, src, dst, ranks, counts):
+    """Count the sends of each chunk and side, the ways of its tree, in ``counts`` of zeros."""
+    sides = trees.link.shape[1]
+    for c in range(len(counts)):
+        for side in range(sides):
+            ends = dst if side == sides - 1 else src
+            for i in range(trees.used[c, side]):
+                counts[c, side] += ends[trees.link[c, side, i]] < ranks
+
+
+@kernel(cache=True, nogil=True)
+def write_sends(trees, counts, src, dst, ranks, path_ptr, path):
     """Write the paths of all sends; in how many pairs one send waits for another.
 
     Args:
-        size: ranks of each chunk's group.
-        first: first send of each chunk.
+        counts: sends of each chunk and side.
     """
-    sides, used, pairs = trees.link.shape[1], 0, 0
-    for c in range(len(size)):
-        i, others = first[c], size[c] - 1
+    sides, used, pairs, i = trees.link.shape[1], 0, 0, 0
+    for c in range(len(counts)):
         root, from_root, into_root = trees.root[c], 0, 0
         if sides == 2:
             # Ranks were added from the root outwards, so the last one is a leaf.
-            for k in range(others - 1, -1, -1):
-                low, high = trees.way_ptr[c, 0, k], trees.way_ptr[c, 0, k + 1]
-                for j in range(high - 1, low - 1, -1):
-                    path[used] = trees.link[c, 0, j]
-                    used += 1
+            for j in range(trees.used[c, 0] - 1, -1, -1):
+                path[used] = trees.link[c, 0, j]
+                used += 1
+                if dst[trees.link[c, 0, j]] < ranks:
+                    i += 1
+                    path_ptr[i] = used
+                    into_root += dst[trees.link[c, 0, j]] == root
+        for j in range(trees.used[c, sides - 1]):
+            from_root += src[trees.link[c, sides - 1, j]] == root
+            path[used] = trees.link[c, sides - 1, j]
+            used += 1
+            if dst[path[used - 1]] < ranks:
                 i += 1
                 path_ptr[i] = used
-                into_root += dst[trees.link[c, 0, low]] == root
-        for k in range(others):
-            low, high = trees.way_ptr[c, sides - 1, k], trees.way_ptr[c, sides - 1, k + 1]
-            for j in range(low, high):
-                path[used] = trees.link[c, sides - 1, j]
-                used += 1
-            i += 1
-            path_ptr[i] = used
-            from_root += src[trees.link[c, sides - 1, low]] == root
-        pairs += others - from_root
+        pairs += counts[c, sides - 1] - from_root
         if sides == 2:
-            pairs += others - into_root + into_root * from_root
+            pairs += counts[c, 0] - into_root + into_root * from_root
     return pairs
 
 
 @kernel(cache=True, nogil=True)
-def write_waits(trees, size, first, src, dst, ranks, before, after):
+def write_waits(trees, counts, ends, path_ptr, path, ranks, before, after):
     """Write which send waits for which, as pairs.
 
     A rank gives its sum when those of its children have come; the root's copies leave when all sums
     that enter it have come; other copies when the rank has its own.
+
+    Args:
+        ends: where links start, and where they end.
+        path_ptr, path: as ``write_sends`` wrote them.
     """
-    sides, n = trees.link.shape[1], 0
+    (src, dst), sides, n, first = ends, trees.link.shape[1], 0, 0
     sum_of, copy_of = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    for c in range(len(size)):
-        i, others, root = first[c], size[c] - 1, trees.root[c]
+    for c in range(len(counts)):
+        root, middle = trees.root[c], first
         if sides == 2:
-            for k in range(others - 1, -1, -1):
-                sum_of[trees.rank[c, 0, k]] = i
-                i += 1
-            for k in range(others - 1, -1, -1):
-                parent = dst[trees.link[c, 0, trees.way_ptr[c, 0, k]]]
+            middle += counts[c, 0]
+            for i in range(first, middle):
+                sum_of[src[path[path_ptr[i]]]] = i
+            for i in range(first, middle):
+                parent = dst[path[path_ptr[i + 1] - 1]]
                 if parent != root:
-                    before[n], after[n] = sum_of[trees.rank[c, 0, k]], sum_of[parent]
+                    before[n], after[n] = i, sum_of[parent]
                     n += 1
-        for k in range(others):
-            copy_of[trees.rank[c, sides - 1, k]] = i
-            parent = src[trees.link[c, sides - 1, trees.way_ptr[c, sides - 1, k]]]
+        last = middle + counts[c, sides - 1]
+        for i in range(middle, last):
+            copy_of[dst[path[path_ptr[i + 1] - 1]]] = i
+            parent = src[path[path_ptr[i]]]
             if parent != root:
                 before[n], after[n] = copy_of[parent], i
                 n += 1
             elif sides == 2:
-                for j in range(others):
-                    if dst[trees.link[c, 0, trees.way_ptr[c, 0, j]]] == root:
-                        before[n], after[n] = sum_of[trees.rank[c, 0, j]], i
+                for j in range(middle - 1, first - 1, -1):
+                    if dst[path[path_ptr[j + 1] - 1]] == root:
+                        before[n], after[n] = j, i
                         n += 1
-            i += 1
+        first = last

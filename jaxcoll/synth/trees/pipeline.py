@@ -266,7 +266,7 @@ class CCube(_Trees):
         wires = dgx1(merged=True)
         joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
         wanted = set(zip(wires.src.tolist(), wires.dst.tolist(), strict=True))
-        if topology.num_vertices != 8 or joined != wanted:
+        if topology.num_ranks != 8 or not topology.is_direct or joined != wanted:
             raise TopologyError(
                 f"c_cube is defined on a DGX-1 only (topologies.dgx1), {topology} is none"
             )
