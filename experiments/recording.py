@@ -35,6 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from experiments import choosing
 from experiments.config import EXPERIMENTS, SIZES, configuration
 from experiments.study import describe_machine
 from jaxcoll.io.files import write_text
@@ -241,6 +242,8 @@ SCALE = ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
 THOUSANDS = ROOT / "experiments" / "benchmarks" / "default" / "thousands.json"
 # Rows that ``scripts/bench pays --record`` records.
 PAYS = ROOT / "experiments" / "benchmarks" / "default" / "pays.json"
+# Rows that ``scripts/bench which_synthesizer --record`` records, by case.
+WHICH = ROOT / "experiments" / "benchmarks" / "default" / "which_synthesizer.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 
@@ -382,6 +385,48 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
 
 
+# ---------------------------------------------------------------------- docs/which-synthesizer.md
+
+
+def which_rows() -> dict[str, Any]:
+    """The recorded rows of ``which_synthesizer``, by case."""
+    return json.loads(WHICH.read_text()) if WHICH.exists() else {}
+
+
+def _few() -> str:
+    rows = list(which_rows().values())
+    cells = [
+        [number, f"`{each.name}`", f"{each.near} of {len(rows)}", f"{each.worst:.2f}"]
+        for number, each in enumerate(choosing.few(rows, 8), 1)
+    ]
+    header = ["", "added", "within 5 % of the fastest", "worst, over the fastest"]
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    return table(header, cells) + f"\n{len(rows)} cases, on {', '.join(networks)}.\n"
+
+
+def _where() -> str:
+    rows = which_rows().values()
+    orders = list(dict.fromkeys(row["order"] for row in rows))
+    cells = []
+    for kind, size in dict.fromkeys((row["collective"], row["size"]) for row in rows):
+        these = [row for row in rows if (row["collective"], row["size"]) == (kind, size)]
+        cells.append([kind, size])
+        for order in orders:
+            found = [row for row in these if row["order"] == order]
+            first = [f"{each.name} {each.fastest}" for each in choosing.counts(found)[:3]]
+            cells[-1].append(f"{', '.join(first)} (of {len(found)})" if found else None)
+    return table(["collective", "size", *(f"order `{order}`" for order in orders)], cells)
+
+
+def _counted() -> str:
+    cells = [
+        [f"`{each.name}`", each.defined, each.fastest, each.alone, f"{each.median:.2f}"]
+        for each in choosing.counts(which_rows().values())
+    ]
+    header = ["synthesizer", "defined in", "fastest in", "alone in", "median over the fastest"]
+    return table(header, cells)
+
+
 # ---------------------------------------------------------------------- docs/workloads.md
 
 
@@ -439,6 +484,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "forests-at-scale": _scale,
     "pays": _pays,
     "thousands": _thousands,
+    "which-few": _few,
+    "which-where": _where,
+    "which-counted": _counted,
     "overlaps": _overlaps,
     "cascade": _cascade,
     "cables": _cables,

@@ -271,6 +271,7 @@ def test_it_runs_in_an_environment_of_its_own(built, which, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # 50 CPU s, which a shared machine spreads over minutes
 def test_a_rehearsal_of_a_release_builds_and_tries_both_files(release, tmp_path, capsys):
     """By the files of the last commit; without machine code, which takes two minutes each."""
     with pytest.MonkeyPatch.context() as patch:

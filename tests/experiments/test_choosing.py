@@ -1,0 +1,92 @@
+"""Counts of the fastest synthesizers, and the few names that stand for all, on drawn records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import choosing
+from experiments.benchmarks.default import which_synthesizer
+
+NAMES = "abcd"
+RATIOS = st.sampled_from([1.0, 1.005, 1.03, 1.2, 3.0])
+
+
+@st.composite
+def rows(draw):
+    """Records in which the least ratio of each case is 1, as measured ones have it."""
+    found = []
+    for _ in range(draw(st.integers(1, 8))):
+        over = draw(st.dictionaries(st.sampled_from(NAMES), RATIOS, min_size=1))
+        over[draw(st.sampled_from(sorted(over)))] = 1.0
+        found.append({"over": over})
+    return found
+
+
+def near(rows, names) -> int:
+    best = (min(row["over"].get(name, math.inf) for name in names) for row in rows)
+    return sum(over <= choosing.NEAR for over in best)
+
+
+@given(rows())
+def test_the_few_are_what_they_are_said_to_reach(rows):
+    names: list[str] = []
+    for taken in choosing.few(rows, len(NAMES)):
+        names.append(taken.name)
+        assert taken.near == near(rows, names)
+        best = [min(row["over"].get(name, math.inf) for name in names) for row in rows]
+        assert taken.defined == sum(each < math.inf for each in best)
+        assert taken.worst == max(each for each in best if each < math.inf)
+    assert near(rows, names) == len(rows)
+    assert len(set(names)) == len(names)
+
+
+@given(rows())
+def test_a_greedy_choice_is_within_its_bound_of_the_best(rows):
+    taken = list(choosing.few(rows, 2))
+    most = max(near(rows, pair) for pair in itertools.combinations_with_replacement(NAMES, 2))
+    assert taken[0].near == max(near(rows, [name]) for name in NAMES)
+    assert taken[-1].near >= (1 - 1 / math.e) * most
+
+
+@given(rows())
+def test_counts_are_those_of_the_rows(rows):
+    found = {count.name: count for count in choosing.counts(rows)}
+    assert set(found) == {name for row in rows for name in row["over"]}
+    for name, count in found.items():
+        ratios = [row["over"][name] for row in rows if name in row["over"]]
+        assert count.defined == len(ratios)
+        assert count.fastest == sum(ratio <= choosing.WITHIN for ratio in ratios)
+        alone = [row for row in rows if choosing.fastest(row) == [name]]
+        assert count.alone == len(alone)
+    wins = [count.fastest for count in choosing.counts(rows)]
+    assert wins == sorted(wins, reverse=True)
+
+
+def test_the_fastest_come_first_and_those_within_a_hundredth_count():
+    row = {"over": {"ring": 1.009, "tacos": 1.0, "tree": 1.011}}
+    assert choosing.fastest(row) == ["tacos", "ring"]
+
+
+def test_rows_of_a_network_are_recorded_and_not_run_a_second_time(tmp_path, monkeypatch, capsys):
+    from experiments import recording
+
+    monkeypatch.setattr(recording, "WHICH", tmp_path / "which.json")
+    monkeypatch.setattr(recording, "write", list)
+    monkeypatch.chdir(tmp_path)
+    options = ["--networks", "switch of 8", "--collectives", "all_gather", "--orders", "links"]
+    monkeypatch.setattr(which_synthesizer, "NAMES", ("ring", "direct"))
+    which_synthesizer.main([*options, "--record"])
+    known = recording.which_rows()
+    sizes = which_synthesizer.SIZES
+    assert list(known) == [f"switch of 8 all_gather links {size}" for size in sizes]
+    small = known["switch of 8 all_gather links 1 KiB"]
+    # Both ways round a ring of eight are four steps; a switch delivers directly in one.
+    assert small["over"] == pytest.approx({"direct": 1.0, "ring": 4.0}, rel=0.05)
+    monkeypatch.setattr(which_synthesizer, "measure", None)
+    which_synthesizer.main([*options, "--record"])
+    assert recording.which_rows() == known
