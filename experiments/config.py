@@ -34,6 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import (
     autoccl,
+    collbench,
     direct_connect,
     forestcoll,
     multitree,
@@ -274,6 +275,7 @@ EXPERIMENTS = {
     **tensorstate.EXPERIMENTS,
     **autoccl.EXPERIMENTS,
     **wires.EXPERIMENTS,
+    **collbench.EXPERIMENTS,
 }
 
 

@@ -244,6 +244,8 @@ THOUSANDS = ROOT / "experiments" / "benchmarks" / "default" / "thousands.json"
 PAYS = ROOT / "experiments" / "benchmarks" / "default" / "pays.json"
 # Rows that ``scripts/bench which_synthesizer --record`` records, by case.
 WHICH = ROOT / "experiments" / "benchmarks" / "default" / "which_synthesizer.json"
+# Rows that ``scripts/bench who_wins --record`` records.
+WHO_WINS = ROOT / "experiments" / "benchmarks" / "default" / "who_wins.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 
@@ -427,6 +429,43 @@ def _counted() -> str:
     return table(header, cells)
 
 
+# ---------------------------------------------------------------------- docs/who-wins.md
+
+
+def _who_wins() -> str:
+    cells = []
+    for row in json.loads(WHO_WINS.read_text())["rows"]:
+        own, best, forced = (row[f"{e}seconds"] for e in ("own_", "", "forced_"))
+        answer = row["answer"] if row["answer"] == "no" else f"**{row['answer']}**"
+        cells.append([
+            row["machine"], row["collective"], f"{row['nbytes'] // 2**20} MiB", answer,
+            "" if own is None else _ms(own), _ms(row["bound_seconds"]),
+            "" if best is None else f"{row['best']} {_ms(best)}",
+            "" if row["share"] is None else f"{row['share']:.2f}",
+            "" if row["share"] is None else f"x/{row['factor']:g}",
+            "" if forced is None else f"{row['forced']} {forced / own:.2f}", row["table"] or "",
+        ])  # fmt: skip
+    header = [
+        "machine", "collective", "size", "ours wins", "its own, ms", "bound, ms", "our fastest, ms",
+        "of its own", "right within", "forced there, of its own", "table",
+    ]  # fmt: skip
+    return table(header, cells)
+
+
+def _who_wins_on_cables() -> str:
+    rows = [row for row in _rows("wires") if "over lax" in row and row["network"] != "all"]
+    cells = [
+        [
+            row["network"], row["collective"], f"{row['KiB']:g} KiB", row["runs"],
+            f"{row['ms'] / row['over lax']:.3g}", f"{row['ms']:.3g}", f"{row['over lax']:.2f}",
+        ]
+        for row in rows
+        if row["program"] == "default" and row["runs"] != "jax.lax"
+    ]  # fmt: skip
+    header = ["network", "collective", "size", "schedule", "`jax.lax`, ms", "ours, ms", "of it"]
+    return table(header, cells)
+
+
 # ---------------------------------------------------------------------- docs/workloads.md
 
 
@@ -483,6 +522,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-reduces": _all_reduces,
     "forests-at-scale": _scale,
     "pays": _pays,
+    "who-wins": _who_wins,
+    "who-wins-on-cables": _who_wins_on_cables,
     "thousands": _thousands,
     "which-few": _few,
     "which-where": _where,

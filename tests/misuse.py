@@ -384,6 +384,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         draw.draw_algbw,
         {"nbytes": [1, 2], "algbw": {"ring": [1.0, 2.0]}, "bound": [3.0, 4.0]},
     ),
+    "draw_predictions": (draw.draw_predictions, {"points": {"a": [(1.0, 2.0)]}}),
+    "draw_times": (draw.draw_times, {"curves": {"a": [(1.0, 2.0)]}}),
     "format_bytes": (draw.format_bytes, {"nbytes": 1024}),
     # ------------------------------------------------------------------ networks
     "ring": (topologies.ring, {"n": 4, "bidirectional": True, **LINKS}),

@@ -248,6 +248,41 @@ def test_bandwidths_are_lines_with_the_bound():
     assert len(draw.draw_algbw(sizes, algbw).axes) == 1
 
 
+def test_predictions_are_points_in_a_panel_each():
+    points = {f"machine {i}": [(1e-3, 2e-3), (2e-3, 2e-3 * (i + 1))] for i in range(6)}
+    figure = draw.draw_predictions({**points, "nobody": []})
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title() for axes in panels] == [f"{name}, 2" for name in points]
+    for axes, pairs in zip(panels, points.values(), strict=True):
+        shown = np.asarray(axes.collections[-1].get_offsets())
+        np.testing.assert_allclose(shown, np.asarray(pairs))
+        assert axes.get_xlim() == axes.get_ylim()
+        low, high = axes.get_xlim()
+        assert low < 1e-3 < 12e-3 < high
+    assert saved(figure).startswith(b"\x89PNG")
+
+
+def test_times_are_a_curve_each_by_size():
+    figure = draw.draw_times({"measured": [(2**20, 2e-3), (2**10, 1e-3)], "at best": [(8, 1e-6)]})
+    (axes,) = figure.axes
+    assert legend(figure) == ["measured", "at best"]
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [2**10, 2**20])
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1e-3, 2e-3])
+
+
+@pytest.mark.parametrize("drawn", [draw.draw_predictions, draw.draw_times])
+def test_times_that_no_logarithm_shows_are_refused(drawn):
+    for given, said in (
+        ({}, "to draw"),
+        ({"one": []}, "to draw"),
+        ({"one": [(0.0, 1.0)]}, "a number of one"),
+        ({"one": [(1.0,)]}, "of one are pairs of numbers"),
+        ([1.0], "points|curves"),
+    ):
+        with pytest.raises(jc.errors.FormatError, match=said):
+            drawn(given)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [(1, "1 B"), (1000, "1e+03 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (2**42, "4.1e+03 GiB")],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from typing import Any
 
 import click
@@ -55,14 +57,29 @@ def measured(machine, xla, date, page, seed, output, as_json) -> int:
 
 
 def _write_page(page: str, seed: int, as_json: bool) -> int:
-    from jaxcoll.io.files import write_text
+    import jaxcoll as jc
+    from jaxcoll.io.files import write_bytes, write_text
+    from jaxcoll.validation.page import FIGURES, points
     from jaxcoll.validation.page import page as text_of
 
     check_target(page, suffix=".md")
     with working("predicting what was measured"):
         text = text_of(seed)
+        drawn = {way: jc.draw.draw_predictions(points(way, seed)) for way in FIGURES}
+    # The page comes last: until then it shows what lay there before.
+    for way, figure in drawn.items():
+        path = os.path.join(os.path.dirname(page), FIGURES[way])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_bytes(path, _drawn(figure, "png"))
     write_text(page, text)
-    return tell(as_json, {"page": page, "seed": seed}, f"written to {page}")
+    return tell(as_json, {"page": page, "seed": seed}, f"written to {page}, with its figures")
+
+
+def _drawn(figure, form: str) -> bytes:
+    """A figure as a file of some format, so that it is written as one."""
+    content = io.BytesIO()
+    figure.savefig(content, format=form, dpi=90)
+    return content.getvalue()
 
 
 def table_facts(table) -> dict[str, Any]:
@@ -110,8 +127,9 @@ def _tell(as_json: bool, tables: list[dict], lines: list[str], facts: dict[str, 
 @collective_argument
 @click.option("--size", type=SIZES, help="25MB,1GB; those of the log, or 1MiB,32MiB,1GiB.")
 @click.option("--log", metavar="FILE", help="My own times, of nccl-tests or others.")
+@click.option("--plot", metavar="FILE", help="Also draw the times: FILE.png, .svg or .pdf.")
 @as_json
-def expect(network, collective, size, log, as_json) -> int:
+def expect(network, collective, size, log, plot, as_json) -> int:
     """What my machine should reach: as others measured it, by the model, and at best.
 
     NETWORK is a measured machine (jaxcoll measured lists them; gb200-rack:36 is a part of one) or
@@ -124,6 +142,9 @@ def expect(network, collective, size, log, as_json) -> int:
     """
     import jaxcoll as jc
 
+    if plot is not None and os.path.splitext(plot)[1].lower() not in _PICTURES:
+        raise click.UsageError(f"{plot!r} is to be a file that ends with {', '.join(_PICTURES)}")
+    check_target(plot, "picture")
     if network is None and log is None:
         raise click.UsageError("say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE")
     # Without NETWORK the collective stands in its place.
@@ -137,8 +158,10 @@ def expect(network, collective, size, log, as_json) -> int:
     built = named_network(network) if network is not None else _network_of(str(log))
     with working("looking up what was measured"):
         found = jc.expect(built, collective, size, log=log)
+    if plot is not None:
+        _draw(found, plot)
     if as_json:
-        print_json(_facts(found))
+        print_json(_facts(found) | ({} if plot is None else {"plot": plot}))
         return 0
     where = f"{found.machine.name}: {found.machine.said}" if found.machine else str(found.network)
     click.echo(f"{collective} of {found.network.num_ranks} ranks, {where}")
@@ -147,7 +170,30 @@ def expect(network, collective, size, log, as_json) -> int:
             click.echo(line)
     for line in found.verdicts:
         click.echo(line)
+    if plot is not None:
+        click.echo(f"drawn to {plot}")
     return 0
+
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def _draw(found, path: str) -> None:
+    """The times over sizes, a curve for each source."""
+    import jaxcoll as jc
+    from jaxcoll.io.files import write_bytes
+
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in found.sizes:
+        times = {"yours": row.own_seconds}
+        times |= {f"measured ({each.table.name})": each.seconds for each in row.reports}
+        times |= {"by the model": None if row.model is None else row.model.seconds}
+        for name, seconds in (times | {"at best": row.bound_seconds}).items():
+            # One rank alone takes no time, which no logarithm shows.
+            if seconds:
+                curves.setdefault(name, []).append((float(row.nbytes), seconds))
+    figure = jc.draw.draw_times(curves)
+    write_bytes(path, _drawn(figure, os.path.splitext(path)[1][1:].lower()))
 
 
 def _network_of(log: str):

@@ -3,7 +3,7 @@
 Needs matplotlib, which the extra ``draw`` installs. Nothing else in the library imports this
 package, and no global state of matplotlib is touched: a figure is returned, the caller saves it.
 Here are networks: as they are, with the load of every link, or with one chunk's way; ``bandwidth``
-draws curves and heat maps.
+draws curves and heat maps, ``times`` what was predicted and measured.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from jaxcoll.draw.bandwidth import (
     label_of,
     link_loads,
 )
+from jaxcoll.draw.times import draw_predictions, draw_times
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout, short_names
@@ -41,6 +42,8 @@ __all__ = [
     "draw_algbw",
     "draw_heatmap",
     "draw_loads",
+    "draw_predictions",
+    "draw_times",
     "draw_topology",
     "format_bytes",
     "link_loads",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxcoll.errors import FormatError
 from jaxcoll.measured import tables
+from jaxcoll.numerics import checks
 from jaxcoll.validation import (
     CLASSES,
     MOST,
@@ -17,6 +19,8 @@ from jaxcoll.validation import (
 
 _WORST = 20  # rows that are shown by name, of each way
 _LEAST = 2**20  # bytes from which they are
+# Where the figure of each way lies, from the page.
+FIGURES = {way: f"images/validation-{way}.png" for way in ("sizes", "ranks", "links")}
 
 _HEAD = """# Predicted and measured
 
@@ -26,7 +30,8 @@ its sign, + where the prediction is too slow. Sizes are those of a rank's buffer
 is a mean of at most 12 %, from 64 MiB of 5 %, and no row above 25 %; **bold** is beyond it.
 
 This page is written by `jaxcoll measured --page docs/validation.md{seed}`. The seed draws the rows
-that are held out, and none of them is in any fit.
+that are held out, and none of them is in any fit. In the figures a point is a row, on the line
+where the prediction is right, in the band where it is so within a quarter; titles count the rows.
 """
 
 
@@ -44,6 +49,28 @@ def page(seed: int = 0) -> str:
     return "\n".join([said, *parts]).rstrip("\n") + "\n"
 
 
+def points(way: str, seed: int = 0) -> dict[str, list[tuple[float, float]]]:
+    """Seconds as measured and as predicted, by machine: the points of a figure of the page.
+
+    Args:
+        way: of ``FIGURES``.
+        seed: of the rows that are held out.
+
+    Raises:
+        FormatError: another way; no seed.
+    """
+    checks.choice(way, FIGURES, "way", FormatError)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for each in predictions(way, seed):
+        found.setdefault(each.curve.machine, []).append((each.seconds, each.predicted))
+    return found
+
+
+def _figure(way: str) -> str:
+    """The line that shows a figure, which lies beside the page."""
+    return f"![Predicted over measured seconds, by machine]({FIGURES[way]})\n"
+
+
 def _by_sizes(seed: int) -> Iterator[str]:
     found = predictions("sizes", seed)
     yield "## Between measured sizes\n"
@@ -53,6 +80,7 @@ def _by_sizes(seed: int) -> Iterator[str]:
         "factor of two apart, of Fugaku\neight, before rows are held out; where neighbours of "
         "one curve differ by chance, so does the prediction.\n"
     )
+    yield _figure("sizes")
     yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
     yield "By collective, from 1 MiB:\n"
     large = [each for each in found if each.nbytes >= _LEAST]
@@ -69,6 +97,7 @@ def _by_ranks(seed: int) -> Iterator[str]:
         "Every curve is predicted from those on fewer and on more ranks, by a line over logarithms."
         "\n"
     )
+    yield _figure("ranks")
     yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
     yield from _worst(found)
 
@@ -82,6 +111,7 @@ def _by_links(seed: int) -> Iterator[str]:
         "those of NCCL and RCCL (rings,\none step on full meshes). It knows neither protocols nor "
         "sums in switches. Plans, `auto` and `compare`\ncalculate with such links.\n"
     )
+    yield _figure("links")
     yield from _grid(
         errors(found, ("machine", "collective", "size_class")), ("machine", "collective")
     )

@@ -129,7 +129,7 @@ def test_no_schedule_beats_it(topology, kind):
 
 @pytest.mark.parametrize("ranks", [48, 72, 81])
 def test_links_that_are_all_loaded_alike_have_no_lengths_below_0(monkeypatch, ranks):
-    """Rounding is no direction: steps along it made lengths negative, and paths without end."""
+    """Steps along what rounding leaves made lengths negative, and paths went round for ever."""
     topology = topologies.switch(ranks, alpha=0.0, bandwidth=50e9)
     loads = distances._loads
 

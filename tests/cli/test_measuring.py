@@ -137,3 +137,20 @@ def test_compare_on_a_machine_names_an_algorithm_that_was_forced_there(capsys):
 )
 def test_compare_on_a_machine_refuses(capsys, arguments, said):
     assert said in refused(capsys, "compare", "--machine", *arguments)
+
+
+def test_expect_draws_its_times(capsys, tmp_path):
+    path = tmp_path / "times.svg"
+    out = called(capsys, "expect", "h100-host", "all_gather", "--size", "1MiB", "--plot", path)[1]
+    assert out.endswith(f"drawn to {path}\n")
+    assert "measured (xla-gpu)" in (text := path.read_text())
+    assert "at best" in text
+    assert "ends with .png" in refused(capsys, "expect", "h100-host", "--plot", "times.txt")
+
+
+def test_a_page_lies_beside_its_figures(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxcoll.validation.page.SECTIONS", {})
+    monkeypatch.setattr("jaxcoll.validation.page.FIGURES", {"carried": "images/carried.png"})
+    assert called(capsys, "measured", "--page", tmp_path / "page.md")[0] == 0
+    assert (tmp_path / "page.md").read_text().startswith("# Predicted and measured")
+    assert (tmp_path / "images" / "carried.png").read_bytes().startswith(b"\x89PNG")

@@ -9,9 +9,10 @@ import pytest
 
 from jaxcoll.measured import MACHINES, tables
 from jaxcoll.validation import errors, predictions
-from jaxcoll.validation.page import SECTIONS, page
+from jaxcoll.validation.page import FIGURES, SECTIONS, page, points
 
-PAGE = (Path(__file__).parents[2] / "docs/validation.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "validation.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(set(SECTIONS) - {"links"}))
@@ -22,6 +23,16 @@ def test_a_part_of_the_page_is_what_the_command_writes(name):
 @pytest.mark.slow
 def test_the_page_is_what_the_command_writes():
     assert page() == PAGE
+
+
+def test_figures_lie_beside_the_page_and_have_a_point_per_prediction():
+    for path in FIGURES.values():
+        assert f"]({path})" in PAGE
+        assert (DOCS / path).read_bytes().startswith(b"\x89PNG")
+    shown = points("ranks")
+    assert sum(map(len, shown.values())) == len(predictions("ranks"))
+    first = predictions("ranks")[0]
+    assert shown[first.curve.machine][0] == (first.seconds, first.predicted)
 
 
 def test_every_table_and_machine_is_on_it():

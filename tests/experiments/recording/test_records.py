@@ -170,7 +170,11 @@ def test_measured_columns_exist():
 
 
 @pytest.mark.parametrize(
-    "page", ["forestcoll.md", "tacos.md", "thousands.md", "when-it-pays.md", "workloads.md"]
+    "page",
+    [
+        *("forestcoll.md", "tacos.md", "thousands.md", "when-it-pays.md", "who-wins.md"),
+        "workloads.md",
+    ],
 )
 def test_figures_in_pages_are_what_is_recorded(page):
     """`python -m experiments.overview` writes them."""

@@ -1,0 +1,88 @@
+"""The map of who wins: machine, collective and size, a schedule of ours or its own, by evidence.
+
+The verdicts of ``jaxcoll compare --machine`` on the machines of the shipped tables. ``--record``
+writes them to ``who_wins.json`` and the tables of ``docs/who-wins.md``; a run that was stopped
+goes on with ``--go-on``. Nothing is timed here: own times were measured by others, ours are priced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from experiments import recording
+from experiments.timing import earlier, kept, report
+from jaxcoll.contest import contest
+from jaxcoll.io.files import write_text
+from jaxcoll.measured import curves_of
+
+# All synthesizers up to 16 ranks. On racks and tori those whose schedules are made in seconds and
+# are among the fastest of all on parts of them; on thousands of ranks none: algorithms that were
+# forced there say it all.
+_RACK = ("nccl_ring", "direct", "rhd", "bruck", "double_binary_tree")
+_TORUS = ("bucket", "rhd", "swing", "bfb", "exchange")
+CASES: dict[str, Sequence[str] | None] = {
+    "h100-host": None,
+    "h100-2-hosts": None,
+    "a3-mega-2-hosts": None,
+    "b200-host": None,
+    "gb200-rack": _RACK,
+    "gb300-rack": _RACK,
+    "rubin-rack": _RACK,
+    "mi300x-host": None,
+    "mi355x-host": None,
+    "fugaku-4x4x4": _TORUS,
+    "fugaku-8x8x8": ("bucket", "rhd"),
+    "fugaku-64x64": (),
+    "fugaku-32x256": (),
+}
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+SIZES = (2**20, 2**26, 2**29)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="who_wins", description=__doc__)
+    parser.add_argument("--machines", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--go-on", action="store_true", help="with the rows of an earlier run")
+    parser.add_argument("--record", action="store_true", help="also for docs/who-wins.md")
+    options = parser.parse_args(argv)
+    before = earlier("who_wins") if options.go_on else []
+    report("who_wins", found := kept("who_wins", rows(options.machines, before)))
+    if options.record:
+        write_text(recording.WHO_WINS, json.dumps({"rows": found}, indent=1) + "\n")
+        recording.write()
+
+
+def rows(machines: Sequence[str], before: Sequence[dict[str, Any]] = ()) -> Iterator[dict]:
+    """A row for each machine, collective that was measured on it, and size."""
+    for machine in machines:
+        for kind in COLLECTIVES:
+            made = [row for row in before if (row["machine"], row["collective"]) == (machine, kind)]
+            yield from made if len(made) == len(SIZES) else _held(machine, kind)
+
+
+def _held(machine: str, kind: str) -> Iterator[dict[str, Any]]:
+    if kind not in measured_on(machine):
+        return
+    held = contest(machine, kind, SIZES)
+    for verdict in held.verdicts(held.entries(CASES[machine])):
+        own, forced = verdict.own, verdict.forced
+        yield {
+            "machine": machine, "collective": kind, "nbytes": int(verdict.nbytes),
+            "answer": verdict.answer.value, "best": verdict.best, "share": verdict.share,
+            "factor": verdict.factor, "seconds": verdict.seconds,
+            "own_seconds": None if own is None else own.seconds,
+            "table": None if own is None else own.table.name,
+            "bound_seconds": verdict.bound_seconds,
+            "forced": None if forced is None else forced.algorithm,
+            "forced_seconds": None if forced is None else forced.seconds,
+            "priced_by": held.price.said,
+        }  # fmt: skip
+
+
+def measured_on(machine: str) -> set[str]:
+    """The collectives whose own times somebody has published."""
+    return {curve.collective for _, curve in curves_of(machine) if curve.is_chosen}
