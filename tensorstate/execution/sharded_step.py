@@ -39,6 +39,7 @@ from tensorstate.execution.placement_table import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.padded import PaddedArray, Padding
+from tensorstate.ir.trees import as_planned
 from tensorstate.keeping import table as keepings
 from tensorstate.problem.problem import Problem
 
@@ -107,12 +108,13 @@ class ShardedStep:
         within = jax.jit(
             self.step, in_shardings=self.in_shardings, out_shardings=self.out_shardings
         )
-        return JittedStep(jitted, donated, within)
+        return JittedStep(jitted, donated, within, self.in_shardings)
 
     def put(self, arguments: Any) -> Any:
         """The arguments on the devices, as the plan shards them: padded where it pads them.
 
-        Without padding it is ``jax.device_put(arguments, step.in_shardings)``.
+        Without padding it is ``jax.device_put(arguments, step.in_shardings)``, also for a state
+        that its function made after the plan: one whose structure differs in functions alone.
 
         Args:
             arguments: those of the step, as a tuple, of their traced shapes; arrays that are padded
@@ -154,12 +156,8 @@ class ShardedStep:
         self, tree: Any, like: Any, which: str
     ) -> list[tuple[Any, PaddedArray | None]]:
         """The leaves of a tree, each with how it is padded."""
-        leaves, structure = jax.tree.flatten(tree)
-        if structure != jax.tree.structure(like):
-            raise PlanError(
-                f"the {'arguments' if which == 'inputs' else 'results'} are "
-                f"{jax.tree.structure(like)}, got {structure}"
-            )
+        what = "arguments" if which == "inputs" else "results"
+        leaves = jax.tree.leaves(as_planned(tree, like, what))
         padded = {} if self.padding is None else getattr(self.padding, which)
         for number, array in padded.items():
             given = np.shape(leaves[number])
@@ -205,14 +203,21 @@ class JittedStep:
         donated: the numbers of its donated arguments.
         within: the step under ``jax.jit`` inside of another one, as under ``jax.eval_shape``: JAX
             takes compiler options and donation from the outermost alone.
+        like: a tree of the structure of its arguments.
     """
 
     def __init__(
-        self, jitted: jax.stages.Wrapped, donated: Sequence[int], within: jax.stages.Wrapped
+        self,
+        jitted: jax.stages.Wrapped,
+        donated: Sequence[int],
+        within: jax.stages.Wrapped,
+        like: Any,
     ):
         self.jitted, self.donated, self.within = jitted, tuple(donated), within
+        self.like = like
 
     def __call__(self, *args):
+        args = as_planned(args, self.like, "arguments")
         # Before the call: JAX 0.10 crashes on an array that is gone, or that is donated twice.
         # Names are sought only where something is refused.
         leaves = jax.tree.leaves(args)
@@ -226,11 +231,11 @@ class JittedStep:
 
     def trace(self, *args) -> Any:
         """As of ``jax.jit``."""
-        return self.jitted.trace(*args)
+        return self.jitted.trace(*as_planned(args, self.like, "arguments"))
 
     def lower(self, *args) -> Any:
         """As of ``jax.jit``."""
-        return self.jitted.lower(*args)
+        return self.jitted.lower(*as_planned(args, self.like, "arguments"))
 
     def _refuse(self, args: tuple[Any, ...]) -> None:
         """Refuse arrays that are gone, and one array that is two arguments of which one is donated.
@@ -415,10 +420,10 @@ def partition_specs(
 def _on_trees(graph: Graph, body: Callable[..., Any]) -> Callable[..., Any]:
     """A function of leaves, with the signature of the traced function."""
 
+    like = jax.tree.unflatten(graph.in_tree, graph.inputs)
+
     def step(*args):
-        leaves, tree = jax.tree.flatten(args)
-        if tree != graph.in_tree:
-            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
+        leaves = jax.tree.leaves(as_planned(args, like, "arguments"))
         _check_arrays(graph, leaves)
         return jax.tree.unflatten(graph.out_tree, body(*leaves))
 

@@ -25,11 +25,11 @@ from tensorstate.execution.sharded_step import check_unpadded, partition_specs
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.jaxprs import axis_names
 from tensorstate.ir.placements import Placements
+from tensorstate.ir.trees import path_name
 from tensorstate.problem.constraints import from_partition_spec
 from tensorstate.problem.problem import Problem
 from tensorstate.report import units
 from tensorstate.solver.base import Solver
-from tensorstate.tracing.step_jaxpr import path_name
 
 Axes = tuple[str, ...]
 Names = tuple[str | None, ...]

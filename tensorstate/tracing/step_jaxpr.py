@@ -31,6 +31,7 @@ from jaxcoll import jax_internals
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.trace_context import TraceContext
+from tensorstate.ir.trees import path_name
 
 _DATA_DEPENDENT = (
     jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
@@ -143,11 +144,6 @@ def _struct(shape, dtype, sharding: Any) -> jax.ShapeDtypeStruct:
     if mesh is None or AxisType.Explicit not in getattr(mesh, "axis_types", ()):
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-
-def path_name(path) -> str:
-    """The path of a leaf in a tree, its parts joined by slashes."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def shape_text(shape: jax.ShapeDtypeStruct) -> str:

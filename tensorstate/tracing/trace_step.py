@@ -33,12 +33,13 @@ from tensorstate.ir.graph import (
     View,
 )
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
+from tensorstate.ir.trees import first_difference, path_name
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
 from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.padding import checked_sizes, pad_program
-from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
+from tensorstate.tracing.step_jaxpr import StepJaxpr, shape_text, step_jaxpr
 
 
 def trace(
@@ -237,8 +238,8 @@ def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -
 
 def _first_difference(a, b) -> str | None:
     """The first difference of two trees in structure, shape or dtype, as text; ``None`` if none."""
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return "the structures differ"
+    if (difference := first_difference(a, b)) is not None:
+        return f"it {difference}"
     for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{shape_text(x)} is not {shape_text(y)} at {path_name(path) or 'the top'}"

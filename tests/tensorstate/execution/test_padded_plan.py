@@ -105,7 +105,7 @@ def test_arrays_of_other_shapes_are_refused_by_name():
     wrong = {**arguments[0], "embedding": jnp.zeros((62, WIDTH))}
     with pytest.raises(PlanError, match=r"padded to \[64, 4\] by the plan, got \[62, 4\]"):
         applied.put((wrong, *arguments[1:]))
-    with pytest.raises(PlanError, match="the arguments are"):
+    with pytest.raises(PlanError, match="the tree of arguments"):
         applied.put(arguments[:2])
 
 
