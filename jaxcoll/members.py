@@ -62,7 +62,8 @@ class Members:
         bandwidth = [topology.exact_bandwidth[link] for link in left]
         capable = topology.in_network.moved(place)
         try:
-            one = Topology(len(inside), *columns, bandwidth, len(kept), in_network=capable)
+            more = (bandwidth, len(kept))
+            one = Topology(len(inside), *columns, *more, in_network=capable)  # type: ignore[arg-type]
         except TopologyError as error:
             if helpers:
                 raise

@@ -420,9 +420,10 @@ def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Colle
     copies = Copies.of(topology, what.groups)
     if copies is not None:
         return copies.one, copies.part(what), True
-    if what.helpers or len(what.groups) > 1 or len(what.groups[0]) == 1:
+    group, *others = what.groups
+    if what.helpers or others or len(group) == 1:
         return topology, what, False
-    members = Members.of(topology, what.groups[0], helpers=False)
+    members = Members.of(topology, group, helpers=False)
     return members.one, members.part(what), True
 
 

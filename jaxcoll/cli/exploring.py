@@ -48,6 +48,7 @@ from jaxcoll.cli.schedules import (
     deadline_option,
     described,
     execution_option,
+    group_options,
     model_option,
     order_facts,
     order_line,
@@ -395,11 +396,12 @@ def _cell(row: jc.comparison.Compared) -> str:
 @collective_argument
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
+@group_options
 @click.option("--exact", is_flag=True, help="The truest known; may take a minute.")
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
 @execution_option
 @as_json
-def bound(network, collective, size, root, exact, show_all, execution, as_json) -> int:
+def bound(network, collective, size, exact, show_all, execution, as_json, **of) -> int:
     """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
@@ -407,11 +409,11 @@ def bound(network, collective, size, root, exact, show_all, execution, as_json) 
 
     \b
     jaxcoll bound dgx-h100:2 all_reduce --size 1GB
-    jaxcoll bound torus:4x4 --execution tpu
+    jaxcoll bound torus:4x4 --groups 0-7 --no-helpers --execution tpu
     """
     import jaxcoll as jc
 
-    what = jc.Collective(collective, network.num_ranks, root=root)
+    what = jc.Collective(collective, network.num_ranks, **of)
     with working("finding bounds") as report:
         machine = {"execution": execution}
         largest = jc.bound(network, what, size, exact=exact, progress=report, **machine)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -51,6 +52,7 @@ from jaxcoll.progress import working
 
 # Of ``jc.io.synthesize_for``, which help does not load.
 FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
+MOST_LISTED = 2**22  # ranks of a range: as many as a network may have
 BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -151,6 +153,46 @@ class Roots(Quantities):
         return found[0] if isinstance(found, tuple) and len(found) == 1 else found
 
 
+class Groups(click.ParamType):
+    """Groups of ranks with slashes between them, each of ranks and ranges with commas."""
+
+    name = "groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        if not isinstance(value, str):
+            return value
+        return tuple(self._ranks(part, param, ctx) for part in value.split("/"))
+
+    def _ranks(self, text: str, param: click.Parameter | None, ctx: click.Context | None):
+        ranks: list[int] = []
+        for part in text.split(","):
+            ends = re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part, re.ASCII)
+            last = int(ends[2] or ends[1]) if ends else -1
+            if ends is None or not 0 <= last - int(ends[1]) < MOST_LISTED:
+                self.fail(
+                    f"{text[:40]!r} is no group: give ranks and rising ranges with commas, and "
+                    "slashes between groups, as in 0-3,8/4-7", param, ctx,
+                )  # fmt: skip
+            ranks += range(int(ends[1]), last + 1)
+        return tuple(ranks)
+
+
+def group_options(command):
+    """``--groups`` and ``--no-helpers``, of which ``helpers`` is the argument."""
+    for option in (
+        click.option(
+            "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
+            help="Nobody outside a group forwards for it.",
+        ),
+        click.option(
+            "--groups", type=Groups(), metavar="RANKS",
+            help="That take part: 0-2,5; several: 0-3/4-7.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 class SynthesizerName(click.ParamType):
     """A synthesizer's name; completed from the list of all."""
 
@@ -187,6 +229,7 @@ class SynthesizerName(click.ParamType):
     "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Per shard, to fix them."
 )
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
+@group_options
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
@@ -243,7 +286,8 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
             print_json({**made, **timed, "percent_of_bound": percent, "output": output})
         return 0
     click.echo(
-        f"{made['collective']} of {made['ranks']} ranks by {made['synthesizer']}: {made['steps']} "
+        f"{made['collective']} of {_over(schedule.collective)} by {made['synthesizer']}: "
+        f"{made['steps']} "
         f"steps, {made['sends']} sends, {made['chunks_per_shard']} chunks per shard",
         err=output == "-",
     )
@@ -286,7 +330,18 @@ def described(schedule) -> dict[str, Any]:
         "sends": len(schedule.chunk),
         "chunks_per_shard": what.chunks_per_shard,
         "network": str(schedule.topology.name) or "unnamed",
+        **({"groups": what.groups, "helpers": what.helpers} if what.is_grouped else {}),
     }
+
+
+def _over(what) -> str:
+    """The ranks that a collective is of, in words."""
+    if not what.is_grouped:
+        return f"{what.num_ranks} ranks"
+    count, sizes = len(what.groups), sorted({len(group) for group in what.groups})
+    several = f"{count} groups of " if count > 1 else ""
+    over = f"{several}{'/'.join(map(str, sizes[:4]))}{', ...' * (len(sizes) > 4)}"
+    return f"{over} of {what.num_ranks} ranks{'' if what.helpers else ' without helpers'}"
 
 
 def _percent(least: float, seconds: float) -> float | None:

@@ -195,7 +195,11 @@ class ForestColl(Synthesizer):
         members = helped(problem)
         if members is None:
             return super().solved(problem)
-        found = super().solved(problem.among(members))
+        try:
+            found = super().solved(problem.among(members))
+        except TopologyError as error:
+            numbers = "vertices by their places in the group, the ranks outside following"
+            raise TopologyError(f"{error} ({numbers})") from error
         nbytes = problem.nbytes or self.nbytes or BUCKET_BYTES
         return sent_on(found, members, problem.collective, nbytes)
 
@@ -231,10 +235,12 @@ def _known_bound(topology: Topology) -> AllReduceBound:
 def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | None:
     group, *others = collective.groups
     n = topology.num_ranks
-    if others or len(group) < n:
+    if others:
+        raise CollectiveError(f"forestcoll is defined for one group, not for {collective}")
+    if len(group) < n:
         raise CollectiveError(
-            f"forestcoll is defined for one group, in joint phases of all {n} ranks, not for "
-            f"{collective}"
+            f"forestcoll's joint phases are for one group of all {n} ranks, not for {collective}; "
+            f"give phases='separate'"
         )
     if collective.shares is not None:
         shares = dict(zip(group, collective.shares, strict=True))

@@ -156,8 +156,11 @@ def test_bad_fields_are_refused():
     with pytest.raises(CollectiveError, match="multiple of 4 chunks"):
         ForestColl(k=4).synthesize(torus(3, 3), Collective("all_gather", 9, 6))
     parts = Collective("all_gather", 9, 1, ((0, 1, 2), (3, 4, 5)))
-    with pytest.raises(CollectiveError, match="one group of all 9 ranks"):
+    with pytest.raises(CollectiveError, match="one group, not for"):
         ForestColl().synthesize(torus(3, 3), parts)
+    some = Collective("all_reduce", 9, 4, ((0, 1, 2),))
+    with pytest.raises(CollectiveError, match="one group of all 9 ranks"):
+        ForestColl(phases="joint").synthesize(torus(3, 3).without(links=[(0, 1)]), some)
     lopsided = Topology(2, [0, 2, 1, 2], [2, 1, 2, 0], [0] * 4, [1, 2, 3, 4], 3)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="B/s more"):
         ForestColl().synthesize(lopsided, Collective("all_gather", 2))

@@ -1,0 +1,211 @@
+"""Helpers: ranks outside a group forward, copy and add for it, and do not where they are busy."""
+
+from __future__ import annotations
+
+import functools
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, JaxcollError, ScheduleError, TopologyError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import ForestColl, JointTrees, MinCongestion, synthesize
+from jaxcoll.topologies import dgx1, fully_connected, mesh, ring, switch, torus
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+from tests import strategies
+
+SIZE = 1e9
+ALL_JOINED = fully_connected(8, alpha=0.5e-6, bandwidth=48e9)
+SCATTERED = (0, 3, 6, 9, 15)
+
+
+def times_the_bound(schedule: Schedule) -> float:
+    least = bound(schedule.topology, schedule.collective, SIZE).time
+    return simulate(schedule, SIZE).time / least
+
+
+def both_ways(topology: Topology) -> Topology:
+    """With every link reversed as well: else ranks as switches may be lopsided."""
+    src, dst = topology.src.tolist(), topology.dst.tolist()
+    alpha, bandwidth = topology.alpha.tolist(), list(topology.exact_bandwidth)
+    return Topology(topology.num_ranks, src + dst, dst + src, alpha * 2, bandwidth * 2)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_helpers_receive_what_they_send_on(data):
+    """Hop by hop, nothing twice and nothing in vain; backwards too, where sums pass them."""
+    topology = both_ways(data.draw(strategies.topologies(3, 10)))
+    n = topology.num_ranks
+    group = data.draw(st.permutations(range(n)))[: data.draw(st.integers(2, n - 1))]
+    kind = data.draw(st.sampled_from(["all_gather", "broadcast", "reduce_scatter", "reduce"]))
+    what = Collective(kind, n, data.draw(st.integers(1, 4)), (tuple(group),))
+    schedule = ForestColl(order=data.draw(st.sampled_from(["stream", "steps"]))).synthesize(
+        topology, what, nbytes=1e6
+    )
+    verify(schedule)
+    assert (schedule.edges.hops == 1).all()
+    # A rank outside has each chunk once, and sends each on that it has, or gives each away.
+    outside = ~np.isin(schedule.dst, group)
+    came = list(zip(schedule.dst[outside], schedule.chunk[outside], strict=True))
+    outside = ~np.isin(schedule.src, group)
+    went = set(zip(schedule.src[outside], schedule.chunk[outside], strict=True))
+    assert set(came) == went
+    if not schedule.collective.is_reducing:
+        assert len(came) == len(went)
+
+
+@pytest.mark.parametrize("members", [3, 4, 6])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "broadcast", "reduce"])
+def test_copies_for_some_ranks_take_the_links_of_all(kind, members):
+    alone = ForestColl().synthesize(
+        fully_connected(members, alpha=0.5e-6, bandwidth=48e9), Collective(kind, members, 448)
+    )
+    what = Collective(kind, 8, 448, (tuple(range(members)),))
+    helped = ForestColl().synthesize(ALL_JOINED, what, nbytes=SIZE)
+    verify(helped)
+    assert times_the_bound(helped) < 1.1
+    assert simulate(helped, SIZE).time < 0.8 * simulate(alone, SIZE).time
+
+
+@pytest.mark.parametrize(("members", "most"), [(3, 1.16), (4, 1.09), (6, 1.03)])
+def test_sums_meet_outside_the_group(members, most):
+    """Stars over the ranks outside, and half as much in the members, is what the bound allows."""
+    what = Collective("all_reduce", 8, 64, (tuple(range(members)),))
+    schedule = JointTrees(SIZE).synthesize(ALL_JOINED, what)
+    verify(schedule)
+    best = 48e9 * (8 - members + members / 2)
+    assert bound(ALL_JOINED, what, SIZE).time == pytest.approx(SIZE / best, rel=1e-3)
+    assert times_the_bound(schedule) < most
+    outside = np.count_nonzero(schedule.dst[schedule.reduce] >= members)
+    assert outside / np.count_nonzero(schedule.reduce) > 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast", "reduce", "all_to_all"])
+@pytest.mark.parametrize(
+    ("topology", "group"),
+    [
+        (ALL_JOINED, range(3)),
+        (ALL_JOINED, range(6)),
+        (torus(4, 4, 2, alpha=0.5e-6, bandwidth=48e9), range(24)),
+        (torus(4, 4, alpha=0.5e-6, bandwidth=48e9), range(8)),
+    ],
+    ids=["3 of 8", "6 of 8", "24 of a torus", "half a torus"],
+)
+def test_the_default_finds_them(topology, group, kind):
+    assert times_the_bound(synthesize(topology, kind, nbytes=SIZE, groups=[group])) < 1.05
+
+
+def test_a_better_order_of_all_to_all_brings_it_to_its_loads():
+    what = Collective("all_to_all", 16, 64, (SCATTERED,))
+    topology = torus(4, 4, alpha=0.5e-6, bandwidth=48e9)
+    first, better = (
+        times_the_bound(MinCongestion(SIZE, rounds=rounds).synthesize(topology, what))
+        for rounds in (0, 2)
+    )
+    assert first > 1.25
+    assert better < 1.1
+
+
+# ---------------------------------------------------------------------- nobody helps
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_busy_rank_has_no_part_in_it(data):
+    topology = data.draw(strategies.topologies(4, 8, homogeneous=True))
+    n = topology.num_ranks
+    order = data.draw(st.permutations(range(n)))
+    cut = data.draw(st.integers(2, n - 2))
+    groups = data.draw(st.sampled_from([(order[:cut],), (order[:cut], order[cut:])]))
+    kind = data.draw(st.sampled_from(["all_reduce", "all_gather", "reduce", "all_to_all"]))
+    graph = topology.to_networkx()
+    made = functools.partial(
+        synthesize, topology, kind, nbytes=1e6, groups=groups, helpers=False, chunks=1
+    )
+    if not all(nx.is_strongly_connected(graph.subgraph(group)) for group in groups):
+        with pytest.raises(JaxcollError, match=r"over ranks outside|no candidate"):
+            made()
+        return
+    schedule = made()
+    verify(schedule)
+    group_of = {rank: g for g, group in enumerate(groups) for rank in group}
+    of_chunk = schedule.collective.group_of_chunk[schedule.chunk]
+    assert all(group_of.get(int(r)) == g for r, g in zip(schedule.dst, of_chunk, strict=True))
+    assert (schedule.edges.hops == 1).all()
+    least = bound(topology, schedule.collective, 1e6).time
+    helped = Collective(kind, n, 1, tuple(map(tuple, groups)))
+    assert bound(topology, helped, 1e6).time <= least * (1 + 1e-9)
+    assert simulate(schedule, 1e6).time >= least * (1 - 1e-9)
+
+
+def test_the_bound_without_helpers_is_that_of_the_members_alone():
+    what = Collective("all_reduce", 8, 1, ((2, 5, 7),), helpers=False)
+    alone = fully_connected(3, alpha=0.5e-6, bandwidth=48e9)
+    assert bound(ALL_JOINED, what, SIZE).time == bound(alone, "all_reduce", SIZE).time
+    # Several groups: the slowest alone.
+    both = Collective("all_gather", 8, 1, ((0, 1, 2), (3, 4, 5, 6, 7)), helpers=False)
+    largest = fully_connected(5, alpha=0.5e-6, bandwidth=48e9)
+    assert bound(ALL_JOINED, both, SIZE).time >= bound(largest, "all_gather", SIZE).time
+    helped = Collective("all_gather", 8, 1, both.groups)
+    assert bound(ALL_JOINED, helped, SIZE).time < bound(ALL_JOINED, both, SIZE).time
+
+
+def test_switches_forward_for_everybody():
+    found = synthesize(switch(6), "all_reduce", groups=[(0, 2, 5)], helpers=False)
+    verify(found)
+    assert set(found.dst.tolist()) == {0, 2, 5}
+    assert (found.edges.hops == 2).all()
+
+
+def test_verify_names_the_rank_that_was_to_be_left_alone():
+    helped = ForestColl().synthesize(ALL_JOINED, Collective("all_gather", 8, 7, ((0, 1, 2),)))
+    alone = Collective("all_gather", 8, 7, ((0, 1, 2),), helpers=False)
+    claimed = Schedule(
+        helped.topology, alone, helped.edges, helped.step_ptr, helped.edge, helped.chunk,
+        helped.reduce,
+    )  # fmt: skip
+    with pytest.raises(ScheduleError, match=r"outside its group, where nobody helps") as error:
+        verify(claimed)
+    assert error.value.rank in range(3, 8)
+    # The same by way of a rank that an edge passes.
+    with pytest.raises(ScheduleError, match="nobody helps"):
+        verify(_over_the_middle())
+
+
+def _over_the_middle() -> Schedule:
+    """Ranks 0 and 2 of a line of three, over an edge that passes rank 1."""
+    from jaxcoll.paths import Edges
+
+    line = mesh(3)
+    link = {
+        pair: i for i, pair in enumerate(zip(line.src.tolist(), line.dst.tolist(), strict=True))
+    }
+    edges = Edges.along(line, np.array([0, 2]), np.array([link[0, 1], link[1, 2]]))
+    what = Collective("broadcast", 3, 1, ((0, 2),), helpers=False)
+    return Schedule.from_sends(line, what, [0], [0], [0], edges=edges)
+
+
+def test_a_group_that_needs_others_is_refused_by_name():
+    with pytest.raises(TopologyError, match=r"members 0, 2 of a group .* helpers=False"):
+        synthesize(ring(4), "all_reduce", groups=[(0, 2)], helpers=False)
+    with pytest.raises(TopologyError, match="helpers=False"):
+        bound(ring(4), Collective("all_reduce", 4, 1, ((0, 2),), helpers=False), SIZE)
+    with pytest.raises(CollectiveError, match="helpers must be True or False"):
+        synthesize(ring(4), "all_reduce", helpers=1)  # type: ignore[arg-type]
+    with pytest.raises(CollectiveError, match="its own chunks, groups, root and helpers"):
+        synthesize(ring(4), Collective("all_reduce", 4), helpers=False)
+
+
+def test_a_dgx1_less_half_its_ranks_is_no_dgx1():
+    """Four of its ranks with the others as switches have its wires, and c_cube is not for them."""
+    found = synthesize(dgx1(), "all_reduce", groups=[range(4)], nbytes=1e6)
+    verify(found)
