@@ -29,6 +29,7 @@ import hashlib
 import json
 import math
 import re
+import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -436,7 +437,7 @@ def _who_wins() -> str:
     cells = []
     for row in json.loads(WHO_WINS.read_text())["rows"]:
         own, best, forced = (row[f"{e}seconds"] for e in ("own_", "", "forced_"))
-        answer = row["answer"] if row["answer"] == "no" else f"**{row['answer']}**"
+        answer = f"**{row['answer']}**" if row["answer"] == "yes" else row["answer"]
         cells.append([
             row["machine"], row["collective"], f"{row['nbytes'] // 2**20} MiB", answer,
             "" if own is None else _ms(own), _ms(row["bound_seconds"]),
@@ -463,6 +464,26 @@ def _who_wins_on_cables() -> str:
         if row["program"] == "default" and row["runs"] != "jax.lax"
     ]  # fmt: skip
     header = ["network", "collective", "size", "schedule", "`jax.lax`, ms", "ours, ms", "of it"]
+    return table(header, cells)
+
+
+# ---------------------------------------------------------------------- docs/collbench.md
+
+
+def _collbench() -> str:
+    cells = []
+    for size, run in load("collbench").items():
+        for order in dict.fromkeys(row["order"] for row in run.rows):
+            rows = [row for row in run.rows if row["order"] == order]
+            over = [row["best / bound"] for row in rows]
+            cells.append([
+                size, len({row["network"] for row in rows}), order, len(rows),
+                sum(row["is optimal"] for row in rows), f"{statistics.fmean(over):.3f}",
+                f"{max(over):.2f}",
+            ])  # fmt: skip
+    header = [
+        "size=", "networks", "order", "problems", "optimal", "best known / bound, mean", "at most"
+    ]  # fmt: skip
     return table(header, cells)
 
 
@@ -522,6 +543,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-reduces": _all_reduces,
     "forests-at-scale": _scale,
     "pays": _pays,
+    "collbench": _collbench,
     "who-wins": _who_wins,
     "who-wins-on-cables": _who_wins_on_cables,
     "thousands": _thousands,

@@ -38,6 +38,11 @@ _GPU = cast("ExecutionCosts", costs_of("gpu"))
 # Of machines whose ranks wait for their steps, and of which nothing else is known.
 _FREE = ExecutionCosts("cpu", 0.0, 0.0, 0.0, 0.0, order=STEPS)
 _LARGE = 2**26
+# Bytes per second of a GPU's memory by its data sheet; the shipped charges are those of an H100.
+_MEMORY = {
+    "h100-host": 3.35e12, "b200-host": 8e12, "gb200-rack": 8e12, "gb300-rack": 8e12,
+    "rubin-rack": 22e12, "mi300x-host": 5.3e12, "mi355x-host": 8e12,
+}  # fmt: skip
 
 
 class Price(Protocol):
@@ -91,11 +96,13 @@ class MeasuredSteps:
         network: by the data sheet; no time depends on its links.
         permutes: curves of one number of ranks, a pattern each.
         exchanges: curves of all_to_all, by the ranks of a group.
+        copies: the charges of the bytes that ranks copy and add, which no permute has.
     """
 
     network: Topology
     permutes: tuple[Curve, ...]
     exchanges: Mapping[int, Curve]
+    copies: ExecutionCosts
     said: str
     costs: ExecutionCosts = _GPU
 
@@ -115,9 +122,14 @@ class MeasuredSteps:
         }
         said = (
             f"every step as long as a permute among {nearest} ranks, or an all_to_all among as "
-            f"many as it joins, was measured to take ({permutes[0][0].name})"
+            f"many as it joins, was measured to take ({permutes[0][0].name}), and copies at the "
+            "memory's data sheet"
         )
-        return cls(network, tuple(curve for _, curve in permutes), exchanges, said)
+        slower = _MEMORY["h100-host"] / _MEMORY[machine.name]
+        copies = dataclasses.replace(
+            _GPU, permute=0.0, step=0.0, copied=_GPU.copied * slower, added=_GPU.added * slower
+        )
+        return cls(network, tuple(curve for _, curve in permutes), exchanges, copies, said)
 
     def seconds(self, schedule: Schedule, nbytes: Number) -> float:
         parts, whole = step_loads(schedule)
@@ -128,9 +140,7 @@ class MeasuredSteps:
             for (peers, busiest, most), count in zip(kinds.tolist(), counts.tolist(), strict=True)
             if peers
         ]
-        # Copies and sums, which no table of permutes has.
-        copied = dataclasses.replace(self.costs, permute=0.0, step=0.0).seconds(schedule, nbytes)
-        return sum(taken) + float(copied)
+        return sum(taken) + float(self.copies.seconds(schedule, nbytes))
 
     def step(self, peers: int, nbytes: float) -> float:
         """Seconds in which every rank sends some bytes to each of ``peers`` others, and receives

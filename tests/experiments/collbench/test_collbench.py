@@ -163,6 +163,14 @@ def test_the_command(folder, capsys, monkeypatch):
     assert command.main([str(empty)]) == 2
 
 
+def test_networks_are_written_for_others(tmp_path, capsys):
+    assert command.main([str(tmp_path / "new"), "--networks"]) == 0
+    assert "40 networks" in capsys.readouterr().out
+    for name in NETWORKS:
+        found = jc.io.load(tmp_path / "new" / f"{name}.json")
+        assert found.links_digest == network(name).links_digest
+
+
 def small() -> recording.Run:
     return recording.recorded("collbench", "ci", small_run("collbench").content)
 

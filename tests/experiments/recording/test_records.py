@@ -172,7 +172,14 @@ def test_measured_columns_exist():
 @pytest.mark.parametrize(
     "page",
     [
-        *("forestcoll.md", "tacos.md", "thousands.md", "when-it-pays.md", "who-wins.md"),
+        *(
+            "collbench.md",
+            "forestcoll.md",
+            "tacos.md",
+            "thousands.md",
+            "when-it-pays.md",
+            "who-wins.md",
+        ),
         "workloads.md",
     ],
 )
