@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxcoll.numerics import checks
@@ -21,6 +21,7 @@ from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import bytes_by_dtype
 from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.units import seconds, size
 
@@ -118,11 +119,25 @@ def flops_by_factor(
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
-    """Batch factors of a product with a parameter: every expert has its own weight."""
-    experts = set()
+    """Batch factors of a product with a parameter to which tokens are routed.
+
+    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts,
+    and come back, by products or by indices; members meet only in a mean.
+    """
+    experts, routed = set(), set[int]()
     tensors = problem.graph.tensors
     for operator in problem.graph.operators:
-        if operator.kind != "einsum" or operator.phase != "forward":
+        if operator.phase != "forward":
+            continue
+        if operator.kind != "elementwise" and operator.kind != "reduction":
+            inside = {*operator.reductions, *operator.need_replication}
+            routed |= {
+                factor
+                for use in (*operator.operands, *operator.results)
+                for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
+                if label in inside
+            }
+        if operator.kind != "einsum":
             continue
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
@@ -133,7 +148,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
                     experts.add(factor)
-    return frozenset(experts)
+    return frozenset(experts & routed)
 
 
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
@@ -389,7 +404,7 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
     if not cost.count_by_collective:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}  of"]
-    spent, sent = seconds_by_collective(problem, result.cost), _bytes_by_dtype(problem, cost)
+    spent, sent = seconds_by_collective(problem, result.cost), bytes_by_dtype(problem.graph, cost)
     for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
@@ -397,18 +412,6 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
             + ", ".join(sorted(sent[kind, axis], key=lambda dtype: -sent[kind, axis][dtype]))
         )
     return lines
-
-
-def _bytes_by_dtype(problem: Problem, cost: Cost) -> dict[tuple[str, int], Counter[str]]:
-    """By (kind, mesh axis), the bytes of collectives of each dtype."""
-    sent: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for reshard in cost.reshards:
-        dtype = str(problem.graph.tensors[reshard.tensors[0]].dtype)
-        for step, num_repeats in reshard.counted_steps:
-            sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
-    for send in cost.ring_sends:
-        sent["permute", send.axis][send.dtype] += send.times * send.nbytes
-    return sent
 
 
 # ---------------------------------------------------------------------- one tensor

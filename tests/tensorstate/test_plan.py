@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import tensorstate
 from jaxcoll import topologies
@@ -162,10 +163,18 @@ def test_a_batch_whose_gradients_are_not_summed_is_not_called_ddp(plan):
     assert by_axis == {"data": ["batch sharded"], "model": ["batch sharded"]}
 
 
-def test_experts_are_distinguished_from_heads():
-    def step(w, x):
-        return jnp.einsum("ebi,eio->ebo", x, w).sum()
+def routed(w, x):
+    scores = jax.nn.softmax(x[0, :, :4])
+    hidden = jnp.einsum("tei,eio->teo", scores[..., None] * x[0][:, None], w)
+    return jnp.einsum("teo,te->to", hidden, scores).sum()
 
+
+def ensemble(w, x):
+    return jnp.mean(jax.vmap(lambda w, x: jnp.tanh(x @ w))(w, x) ** 2)
+
+
+@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0)])
+def test_experts_are_distinguished_from_heads_and_from_ensembles(step, experts):
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (4, 16, 8))]
 
     def train(params, state, x):
@@ -176,7 +185,49 @@ def test_experts_are_distinguished_from_heads():
     made = search(
         graph, mesh={"x": 4}, network=AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
     )
-    assert len(expert_factors(made.problem)) == 1
+    assert len(expert_factors(made.problem)) == experts
+
+
+def small_perceptron(params, x, y):
+    def loss(params):
+        return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def test_features_are_no_sequence():
+    """Split along the features of its input, or of its targets, a perceptron is Megatron's."""
+    shapes = {"up": (64, 16), "down": (16, 32), "x": (8, 64), "y": (8, 32)}
+    one = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    params = {name: one.pop(name) for name in ("up", "down")}
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    pins = {"params/up": P("x"), "params/down": P(None, "x"), "*": P(None, "x")}
+    args = params, *one.values()
+    plan = search(small_perceptron, args, mesh={"x": 4}, network=network, pin=pins)
+    assert parallelism_by_axis(plan.problem, plan.decisions, plan.cost) == {"x": ["Megatron"]}
+
+
+def test_moments_of_one_state_are_sharded_as_its_parameters():
+    """As in Flax's TrainState, whose parameters and moments are parts of one argument."""
+
+    def step(state, x):
+        new, value = small_perceptron(state["params"], x, x[:, :32])
+        updates, opt = optax.adam(0.1).update(new, state["opt"]["adam"], state["params"])
+        return {"params": optax.apply_updates(new, updates), "opt": {"adam": opt}}, value
+
+    params = {"up": jnp.ones((64, 16)), "down": jnp.ones((16, 32))}
+    state = {"params": params, "opt": {"adam": optax.adam(0.1).init(params)}}
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    plan = search(
+        step,
+        jax.eval_shape(lambda: (state, jnp.ones((8, 64)))),
+        mesh={"x": 4},
+        network=network,
+        pin={"state/**/up": P("x"), "state/**/down": P()},
+    )
+    (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
+    assert line.endswith("per device, sharded as the parameters")
 
 
 def test_explain(plan):
