@@ -251,7 +251,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
         [
             *_headline(problem, result, memory_limit),
             *_memory(problem, result, memory_limit),
-            *_remarks(problem),
+            *_remarks(problem, result),
             *padding_lines(problem),
             "",
             *input_lines(problem, result),
@@ -273,11 +273,34 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
     lines = (
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
-        f"= {parallelism_name(problem, result.decisions, cost)}",
+        f"= {parallelism_name(problem, result.decisions, cost)}"
+        + (", the batch whole" if _short_splits(problem, result) else ""),
         _time(cost, cost.timeline(memory_limit)),
-        f"found by {result.method} in {result.seconds:.1f} s, {gap}",
+        f"found by {result.method} in {result.seconds:.1f} s, {gap}{_allowed(problem, result)}",
     )
     return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+
+
+def _allowed(problem: Problem, result: SearchResult) -> str:
+    """Of which plans the gap is, where other arguments of the search allow faster ones."""
+    if math.isinf(result.bound) or problem.graph.loop_form != "keep":
+        return ""
+    # Residuals that a loop stacks and another reads are tensors of the step then, with copies of
+    # rows; traced in pairs, as for recompute=True, the search decides how they are kept.
+    graph = problem.graph
+    stacks = {
+        use.tensor
+        for operator in graph.operators
+        if operator.primitive == "scan_stack" and operator.phase == "forward"
+        for use in operator.results
+    }
+    is_read = any(
+        use.tensor in stacks
+        for operator in graph.operators
+        if operator.primitive == "scan_row" and operator.phase == "backward"
+        for use in operator.operands
+    )
+    return " of plans with the loops' own residuals; recompute=True chooses them" if is_read else ""
 
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
@@ -323,7 +346,36 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
     ]
 
 
-def _remarks(problem: Problem) -> list[str]:
+def _short_splits(problem: Problem, result: SearchResult) -> list[str]:
+    """Arguments of the batch that a step splits into fewer parts than a mesh axis has devices."""
+    remarks, graph, mesh = [], problem.traced, problem.mesh
+    for node in problem.graph.nodes:
+        tensor = None if node.tensor is None else graph.tensors[node.tensor]
+        if tensor is None or tensor.role != "input" or not tensor.array_dims:
+            continue
+        parts = [tensor.sizes[position] for position in tensor.array_dims[0]]
+        if len(parts) < 2 or not tensor.consumers:
+            continue
+        # A specification shards the major factor of a dimension alone.
+        rows, split, line = (
+            math.prod(parts),
+            parts[0],
+            graph.operators[tensor.consumers[0].operator],
+        )
+        for axis in mesh.long_axes:
+            name, devices = mesh.names[axis], mesh.sizes[axis]
+            is_whole = result.decisions.strategies[node.class_id][axis] == REPLICATED
+            if is_whole and split % devices and rows % devices == 0:
+                remarks.append(
+                    f"{tensor.name:.60} is whole on `{name}`: the step splits its {rows} rows into "
+                    f"{split} x {rows // split} ({line.source.line:.120}), which {devices} devices "
+                    f"cannot share. Split as x.reshape({rows // split}, {split}, ...)"
+                    f".swapaxes(0, 1), or plan one pass with microbatches={split}"
+                )
+    return remarks
+
+
+def _remarks(problem: Problem, result: SearchResult) -> list[str]:
     """Operators without a rule, arguments that the step changes in place, and untied layers."""
     names, untied = ", ".join(problem.traced.changed), problem.traced.untied
     remarks = [f"returned first, for the step changes them in place: {names}"] if names else []
@@ -332,6 +384,8 @@ def _remarks(problem: Problem) -> list[str]:
             f"pins tell identical layers apart: {len(problem.traced.node_classes)} decisions, "
             f"{untied.tied} if all were pinned as one"
         )
+    for remark in _short_splits(problem, result):
+        remarks += textwrap.wrap(remark, WIDTH, subsequent_indent="  ")
     return [
         f"replicated for want of a rule: {name}"
         + (f" x {len(operators)}" if operators[1:] else "")

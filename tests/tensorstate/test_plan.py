@@ -534,3 +534,68 @@ def search_again(plan):
 def test_microbatches_that_are_refused(graph, options, message):
     with pytest.raises(PlanError, match=message):
         search(graph, mesh=MESH, network=NETWORK, hardware="CPU", **options)
+
+
+# ---------------------------------------------------------------------- accumulated gradients
+
+
+def accumulated(split):
+    """Gradients of four parts of the batch, one after the other."""
+
+    def step(params, x):
+        def part(total, rows):
+            gradients = jax.grad(lambda p: jnp.sum((jnp.tanh(rows @ p["up"]) @ p["down"]) ** 2))
+            return jax.tree.map(jnp.add, total, gradients(params)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        total, _ = jax.lax.scan(part, zeros, split(x))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, total)
+
+    params = {"up": (16, 32), "down": (32, 16)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in params.items()}
+    network = AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-6,), (1e9,))
+    args = shapes, jax.ShapeDtypeStruct((256, 16), jnp.float32)
+    return search(step, args, mesh={"x": 8}, network=network, hardware="CPU")
+
+
+def test_a_batch_that_is_split_into_too_few_parts_is_named_with_the_remedy():
+    short = str(accumulated(lambda x: x.reshape(4, -1, 16)))
+    assert ", the batch whole" in short
+    (start,) = [k for k, line in enumerate(short.splitlines()) if line.startswith("x is whole on")]
+    said = " ".join(line.strip() for line in short.splitlines()[start : start + 3])
+    assert "splits its 256 rows into 4 x 64 (" in said
+    assert "test_plan.py:" in said
+    assert "x.reshape(64, 4, ...).swapaxes(0, 1), or plan one pass with microbatches=4" in said
+    # The remedy is one.
+    exchanged = accumulated(lambda x: x.reshape(-1, 4, 16).swapaxes(0, 1))
+    assert "whole" not in str(exchanged)
+    assert exchanged.specs.arguments[1] == P("x", None)
+
+
+def test_progress_never_restarts(graph):
+    told = []
+    search(graph, mesh=MESH, network=NETWORK, hardware="CPU", progress=told.append)
+    assert len(told) >= 2
+    assert [event.done for event in told] == sorted(event.done for event in told)
+    best = [event.best for event in told if event.best is not None]
+    assert best == sorted(best, reverse=True)
+    assert all(event.bound is None or event.bound <= event.best for event in told)
+
+
+def test_a_gap_says_of_which_plans_it_is():
+    def step(weights, x):
+        def loss(weights):
+            hidden, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)
+            return jnp.sum(hidden**2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return weights - 0.1 * gradients, value
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 16, 16), (8, 16))]
+    network = AlphaBetaCosts(MeshShape.of({"x": 2}), (1e-6,), (1e9,))
+    own, chosen = (
+        search(step, args, mesh={"x": 2}, network=network, hardware="CPU", recompute=recompute)
+        for recompute in (False, True)
+    )
+    assert "of plans with the loops' own residuals; recompute=True chooses them" in str(own)
+    assert "residuals" not in str(chosen)
