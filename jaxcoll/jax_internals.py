@@ -31,6 +31,7 @@ import contextlib
 import functools
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -621,9 +622,24 @@ def name_stack_of(eqn: Any) -> Any:
     return eqn.source_info.name_stack
 
 
+# Installed packages whose lines a person did not write, and their callers' frames at most.
+_MODEL_LIBRARIES = re.compile(
+    r"/(?:site|dist)-packages/"
+    r"(?:flax|optax|chex|haiku|equinox|distrax|diffrax|lineax|optimistix|jaxopt|orbax|einops)/"
+)
+_FRAMES = 64
+
+
 def line_of(source: Any) -> str:
-    """The line of user code; empty for an equation of JAX's own code, and without a source."""
-    return "" if source is None else source_info_util.summarize(source)
+    """The line of user code; empty for an equation of JAX's own code, and without a source.
+
+    In a layer of Flax or an optimizer of Optax it is the line that calls it, if there is one.
+    """
+    if source is None:
+        return ""
+    lines = source_info_util.summarize(source, num_frames=_FRAMES).splitlines()
+    own = (line for line in reversed(lines) if not _MODEL_LIBRARIES.search(line))
+    return next(own, lines[-1] if lines else "")
 
 
 # ---------------------------------------------------------------------- equations

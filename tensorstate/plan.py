@@ -42,6 +42,9 @@ from tensorstate.solver.named import best_baseline
 from tensorstate.solver.overlap import retimed
 from tensorstate.tracing.trace_step import graph_of
 
+Compiled = jax.stages.Lowered | jax.stages.Compiled
+COMPILED = (jax.stages.Lowered, jax.stages.Compiled)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Plan:
@@ -275,7 +278,7 @@ class Plan:
         self,
         *args,
         mesh: jax.sharding.Mesh | None = None,
-        step: ShardedStep | jax.stages.Wrapped | None = None,
+        step: ShardedStep | jax.stages.Wrapped | Compiled | None = None,
     ) -> HloComparison:
         """Compile the step, and compare the compiled program with the prediction.
 
@@ -284,26 +287,34 @@ class Plan:
 
         Args:
             args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
-                abstract arguments with which it was traced.
+                abstract arguments with which it was traced. Or a step that is compiled or lowered
+                already, alone.
             mesh: as for ``apply``.
             step: another form of the step on the plan's mesh: ``plan.constrain()``, or the step
-                under ``jax.jit`` with the plan's shardings.
+                under ``jax.jit`` with the plan's shardings; also lowered or compiled.
 
         Raises:
             FormatError: a compiler that does not show its HLO.
             PlanError: as for ``apply``, or arguments of another structure.
         """
-        checks.optional(step, checks.instance, (ShardedStep, jax.stages.Wrapped), "step", PlanError)
+        if step is None and len(args) == 1 and isinstance(args[0], COMPILED):
+            step, args = args[0], ()
+        known = (ShardedStep, jax.stages.Wrapped, *COMPILED)
+        checks.optional(step, checks.instance, known, "step", PlanError)
         made = self.apply(mesh, lax_collectives) if step is None else step
-        jitted = made.jit() if isinstance(made, ShardedStep) else made
-        compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        made = made.jit() if isinstance(made, ShardedStep) else made
+        if not isinstance(made, COMPILED):
+            made = made.lower(*(args or abstract_args(self.graph)))
+        compiled = made.compile() if isinstance(made, jax.stages.Lowered) else made
         # XLA for CPUs overlaps nothing, so that nothing is held ahead there, whatever was planned.
         (sharding, *_) = jax.tree.leaves(compiled.input_shardings) or [None]
         on_cpu = sharding is None or next(iter(sharding.device_set)).platform == "cpu"
         held = 0.0 if on_cpu else self.timeline.held
         names = None if step is None else {t.index: t.name for t in self.graph.tensors}
         network = self.problem.network
-        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names, held)
+        return compare_with_hlo(
+            compiled, self.problem.mesh, self.cost, network, names, held, self.problem.graph
+        )
 
     def explain(self, tensor: str) -> str:
         """One tensor, by its name: its placements, how it is resharded, and its consumers.

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress as Event
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
@@ -121,8 +122,8 @@ def search(
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a
-            ``jaxcoll.progress.Progress``: seconds so far, the best objective and its bound, both in
-            seconds.
+            ``jaxcoll.progress.Progress``: seconds since the search began, the best objective so far
+            and its bound, both in seconds.
 
     Raises:
         PlanError: contradictory arguments; a network for another number of devices; a step that
@@ -141,7 +142,8 @@ def search(
     _check_devices(devices, sizes, topology, network)
     _check_stages(stages, sizes, recompute)
     schedule = checked_schedule(pipeline_schedule, stages)
-    with reporting(progress, "searching", PlanError) as report:
+    with reporting(progress, "searching", PlanError) as told:
+        report = _steady(told)
         ask = functools.partial(
             _Question,
             options=_options(recompute, memory_limit, objective, device),
@@ -222,6 +224,29 @@ def search_narrowed(
     ).plan()
 
 
+def _steady(told: Progress | None) -> Progress | None:
+    """A function to call with what each program of a search reports, for one who listens to all.
+
+    A search solves many programs, each with its own clock. Here seconds are those of the search,
+    and the best objective is the least of all programs so far. A bound above it, of another
+    program, is left out.
+    """
+    if told is None:
+        return None
+    start, best = time.perf_counter(), math.inf
+
+    def report(event: Event) -> None:
+        nonlocal best
+        best = min(best, math.inf if event.best is None else event.best)
+        known = None if math.isinf(best) else best
+        bound = event.bound if event.bound is not None and event.bound <= best else None
+        seconds = time.perf_counter() - start
+        told(Event(seconds, None, "seconds of search", best=known, bound=bound))
+
+    report(Event(0, None, ""))  # before the step is traced
+    return report
+
+
 def loop_form(stages: object = None, **options: object) -> LoopForm:
     """How a search traces loops: in pairs where it decides how their tensors are kept."""
     decides = any(options.get(keeping.option) for keeping in optional())
@@ -265,7 +290,13 @@ class _Question:
             return self._best_of(self.counts)
         # One number and no stages, as mostly: one problem, one solution.
         problem, candidates = self._problem(self.counts)
+        self._tell()
         return Plan(problem, self._solve(problem, candidates, self.solver), self.options)
+
+    def _tell(self) -> None:
+        """Report that the search goes on, where no program does."""
+        if self.progress is not None:
+            self.progress(Event(0, None, ""))
 
     def _problem(
         self, count: int, schedule: Schedule | None = None

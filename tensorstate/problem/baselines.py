@@ -66,7 +66,8 @@ class Baselines:
         """Factors of the second position of the batch's matrices, such as tokens.
 
         Those of the places of an attention too: of queries and keys that ring attention shards, or
-        of scores, which have one factor twice.
+        of scores, which have one factor twice. Not features, which weights have too: of an input
+        [examples, features] a product with weights sums over them.
         """
         factors = {dims[1] for dims in self._inputs() if len(dims) == 2} | self._ring_places
         for operator in self.graph.operators:
@@ -76,7 +77,20 @@ class Baselines:
             ):
                 dims = self.graph.tensors[operator.results[0].tensor].dims
                 factors |= {factor for factor in dims if dims.count(factor) > 1}
-        return frozenset(factors) - self.batch
+        return frozenset(factors) - self.batch - self._of_weights
+
+    @functools.cached_property
+    def _of_weights(self) -> frozenset[int]:
+        """Factors of the parameters that products of the forward pass read."""
+        graph = self.graph
+        return frozenset(
+            factor
+            for operator in graph.operators
+            if operator.kind in ("einsum", "window") and operator.phase == "forward"
+            for use in operator.operands
+            if is_parameter(graph, use.tensor)
+            for factor in graph.tensors[use.tensor].dims
+        )
 
     @functools.cached_property
     def _ring_places(self) -> frozenset[int]:

@@ -11,7 +11,7 @@ import itertools
 import re
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from tensorstate.cost.cost import SearchResult
 from tensorstate.ir.graph import Tensor
@@ -78,13 +78,13 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
             placements = problem.produced_placements(group, strategies[group.class_id])
             specs |= dict.fromkeys(group.tensors, spec_text(problem, tensor, placements))
             local[tensor.role] += group.multiplicity * problem.input_bytes(group, placements)
-    # By path without the argument's name: ``params/up`` is ("up",), in which Optax's
-    # ``state/0/mu/up`` ends too.
-    of_parameter = {
-        tuple(graph.tensors[t].name.split("/")[1:]): specs[t]
-        for t in specs
-        if graph.tensors[t].role == "parameter"
-    }
+    # By the ends of their paths: ``params/up`` ends in "up" as Optax's ``state/0/mu/up`` does, and
+    # of a Flax state ``state/params/Dense_0/kernel`` as ``state/opt_state/0/mu/Dense_0/kernel``.
+    of_parameter: dict[object, set[str]] = defaultdict(set)
+    for tensor in (graph.tensors[t] for t in specs):
+        if tensor.role == "parameter":
+            for end in _ends(tensor):
+                of_parameter[end, tensor.sizes].add(specs[tensor.index])
     lines = []
     for role in ROLES:
         tensors = [problem.traced.tensors[t] for t in specs if graph.tensors[t].role == role]
@@ -101,11 +101,17 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
     return lines
 
 
-def _parameters_spec(tensor: Tensor, of_parameter: dict[tuple[str, ...], str]) -> str | None:
-    """The sharding of the parameter whose path ends a name."""
-    parts = tensor.name.split("/")
-    paths = (tuple(parts[i:]) for i in range(1, len(parts)))
-    return next((of_parameter[path] for path in paths if path in of_parameter), None)
+def _parameters_spec(tensor: Tensor, of_parameter: Mapping[object, set[str]]) -> str | None:
+    """The sharding of the parameters of its sizes whose paths share the longest end with a name."""
+    found = (of_parameter.get((end, tensor.sizes)) for end in _ends(tensor))
+    specs = next((specs for specs in found if specs), set())
+    return next(iter(specs)) if len(specs) == 1 else None
+
+
+def _ends(tensor: Tensor) -> list[tuple[str, ...]]:
+    """The ends of a path without the argument's name, the longest first."""
+    parts = tensor.name.split("/")[1:]
+    return [tuple(parts[k:]) for k in range(len(parts))]
 
 
 def _spec_lines(

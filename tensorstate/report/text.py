@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxcoll.numerics import checks
@@ -21,6 +21,7 @@ from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import bytes_by_dtype
 from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.units import seconds, size
 
@@ -118,11 +119,25 @@ def flops_by_factor(
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
-    """Batch factors of a product with a parameter: every expert has its own weight."""
-    experts = set()
+    """Batch factors of a product with a parameter to which tokens are routed.
+
+    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts,
+    and come back, by products or by indices; members meet only in a mean.
+    """
+    experts, routed = set(), set[int]()
     tensors = problem.graph.tensors
     for operator in problem.graph.operators:
-        if operator.kind != "einsum" or operator.phase != "forward":
+        if operator.phase != "forward":
+            continue
+        if operator.kind != "elementwise" and operator.kind != "reduction":
+            inside = {*operator.reductions, *operator.need_replication}
+            routed |= {
+                factor
+                for use in (*operator.operands, *operator.results)
+                for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
+                if label in inside
+            }
+        if operator.kind != "einsum":
             continue
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
@@ -133,7 +148,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
                     experts.add(factor)
-    return frozenset(experts)
+    return frozenset(experts & routed)
 
 
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
@@ -236,7 +251,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
         [
             *_headline(problem, result, memory_limit),
             *_memory(problem, result, memory_limit),
-            *_remarks(problem),
+            *_remarks(problem, result),
             *padding_lines(problem),
             "",
             *input_lines(problem, result),
@@ -258,11 +273,34 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
     lines = (
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
-        f"= {parallelism_name(problem, result.decisions, cost)}",
+        f"= {parallelism_name(problem, result.decisions, cost)}"
+        + (", the batch whole" if _short_splits(problem, result) else ""),
         _time(cost, cost.timeline(memory_limit)),
-        f"found by {result.method} in {result.seconds:.1f} s, {gap}",
+        f"found by {result.method} in {result.seconds:.1f} s, {gap}{_allowed(problem, result)}",
     )
     return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+
+
+def _allowed(problem: Problem, result: SearchResult) -> str:
+    """Of which plans the gap is, where other arguments of the search allow faster ones."""
+    if math.isinf(result.bound) or problem.graph.loop_form != "keep":
+        return ""
+    # Residuals that a loop stacks and another reads are tensors of the step then, with copies of
+    # rows; traced in pairs, as for recompute=True, the search decides how they are kept.
+    graph = problem.graph
+    stacks = {
+        use.tensor
+        for operator in graph.operators
+        if operator.primitive == "scan_stack" and operator.phase == "forward"
+        for use in operator.results
+    }
+    is_read = any(
+        use.tensor in stacks
+        for operator in graph.operators
+        if operator.primitive == "scan_row" and operator.phase == "backward"
+        for use in operator.operands
+    )
+    return " of plans with the loops' own residuals; recompute=True chooses them" if is_read else ""
 
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
@@ -308,7 +346,36 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
     ]
 
 
-def _remarks(problem: Problem) -> list[str]:
+def _short_splits(problem: Problem, result: SearchResult) -> list[str]:
+    """Arguments of the batch that a step splits into fewer parts than a mesh axis has devices."""
+    remarks, graph, mesh = [], problem.traced, problem.mesh
+    for node in problem.graph.nodes:
+        tensor = None if node.tensor is None else graph.tensors[node.tensor]
+        if tensor is None or tensor.role != "input" or not tensor.array_dims:
+            continue
+        parts = [tensor.sizes[position] for position in tensor.array_dims[0]]
+        if len(parts) < 2 or not tensor.consumers:
+            continue
+        # A specification shards the major factor of a dimension alone.
+        rows, split, line = (
+            math.prod(parts),
+            parts[0],
+            graph.operators[tensor.consumers[0].operator],
+        )
+        for axis in mesh.long_axes:
+            name, devices = mesh.names[axis], mesh.sizes[axis]
+            is_whole = result.decisions.strategies[node.class_id][axis] == REPLICATED
+            if is_whole and split % devices and rows % devices == 0:
+                remarks.append(
+                    f"{tensor.name:.60} is whole on `{name}`: the step splits its {rows} rows into "
+                    f"{split} x {rows // split} ({line.source.line:.120}), which {devices} devices "
+                    f"cannot share. Split as x.reshape({rows // split}, {split}, ...)"
+                    f".swapaxes(0, 1), or plan one pass with microbatches={split}"
+                )
+    return remarks
+
+
+def _remarks(problem: Problem, result: SearchResult) -> list[str]:
     """Operators without a rule, arguments that the step changes in place, and untied layers."""
     names, untied = ", ".join(problem.traced.changed), problem.traced.untied
     remarks = [f"returned first, for the step changes them in place: {names}"] if names else []
@@ -317,6 +384,8 @@ def _remarks(problem: Problem) -> list[str]:
             f"pins tell identical layers apart: {len(problem.traced.node_classes)} decisions, "
             f"{untied.tied} if all were pinned as one"
         )
+    for remark in _short_splits(problem, result):
+        remarks += textwrap.wrap(remark, WIDTH, subsequent_indent="  ")
     return [
         f"replicated for want of a rule: {name}"
         + (f" x {len(operators)}" if operators[1:] else "")
@@ -389,7 +458,7 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
     if not cost.count_by_collective:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}  of"]
-    spent, sent = seconds_by_collective(problem, result.cost), _bytes_by_dtype(problem, cost)
+    spent, sent = seconds_by_collective(problem, result.cost), bytes_by_dtype(problem.graph, cost)
     for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
@@ -397,18 +466,6 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
             + ", ".join(sorted(sent[kind, axis], key=lambda dtype: -sent[kind, axis][dtype]))
         )
     return lines
-
-
-def _bytes_by_dtype(problem: Problem, cost: Cost) -> dict[tuple[str, int], Counter[str]]:
-    """By (kind, mesh axis), the bytes of collectives of each dtype."""
-    sent: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for reshard in cost.reshards:
-        dtype = str(problem.graph.tensors[reshard.tensors[0]].dtype)
-        for step, num_repeats in reshard.counted_steps:
-            sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
-    for send in cost.ring_sends:
-        sent["permute", send.axis][send.dtype] += send.times * send.nbytes
-    return sent
 
 
 # ---------------------------------------------------------------------- one tensor

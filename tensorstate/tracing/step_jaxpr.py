@@ -32,6 +32,7 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.trace_context import TraceContext
 from tensorstate.ir.trees import path_name
+from tensorstate.tracing.new_values import shape_text
 
 _DATA_DEPENDENT = (
     jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
@@ -144,11 +145,6 @@ def _struct(shape, dtype, sharding: Any) -> jax.ShapeDtypeStruct:
     if mesh is None or AxisType.Explicit not in getattr(mesh, "axis_types", ()):
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-
-def shape_text(shape: jax.ShapeDtypeStruct) -> str:
-    """Dtype and shape, as in ``float32[4, 6]``."""
-    return f"{shape.dtype}{list(shape.shape)}"
 
 
 def _argument_text(argument: Any) -> str:

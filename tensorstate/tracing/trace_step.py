@@ -33,13 +33,14 @@ from tensorstate.ir.graph import (
     View,
 )
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
-from tensorstate.ir.trees import first_difference, path_name
+from tensorstate.ir.trees import path_name
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
+from tensorstate.tracing.new_values import leaf_difference, new_values
 from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.padding import checked_sizes, pad_program
-from tensorstate.tracing.step_jaxpr import StepJaxpr, shape_text, step_jaxpr
+from tensorstate.tracing.step_jaxpr import StepJaxpr, step_jaxpr
 
 
 def trace(
@@ -61,8 +62,9 @@ def trace(
         abstract_args: its arguments: trees of arrays or of ``jax.ShapeDtypeStruct``. Nothing is
             computed with arrays, and nothing is allocated.
         updates: maps the number of a result to the number of the argument whose new value it is.
-            By default the first result that has the structure, shapes and dtypes of an argument is
-            its new value.
+            By default the first result, or part of one, with the structure, shapes and dtypes of
+            an argument that is computed from it element by element is its new value (see
+            ``tensorstate.tracing.new_values``).
         unknown: the treatment of a primitive that has no rule, written or inferred: "replicate"
             runs it on full arrays on every device (see ``Graph.replicated``), "refuse" raises.
         checkpoints: the treatment of ``jax.checkpoint``: "keep" what it reruns in the backward
@@ -181,11 +183,16 @@ def _gc_paused():
 def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program) -> Graph:
     results = list(step.out_shape) if type(step.out_shape) is tuple else [step.out_shape]
     in_offsets, out_offsets = _leaf_offsets(step.shapes), _leaf_offsets(results)
-    pairs = {  # by leaf of the results the leaf of the arguments whose new value it is
-        out_offsets[result] + i: in_offsets[arg] + i
-        for result, arg in _updated_args(step, results, options.updates).items()
-        for i in range(in_offsets[arg + 1] - in_offsets[arg])
-    }
+    # By leaf of the results the leaf of the arguments whose new value it is.
+    if options.updates is None:
+        pairs = new_values(program, step.shapes, results)
+    else:
+        _check_updates(step, results, options.updates)
+        pairs = {
+            out_offsets[result] + i: in_offsets[arg] + i
+            for result, arg in options.updates.items()
+            for i in range(in_offsets[arg + 1] - in_offsets[arg])
+        }
     leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
     # Before ``build``: masks are equations, whose operators the search shards and prices.
     padded = None
@@ -205,19 +212,13 @@ def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program)
 # ---------------------------------------------------------------------- updates
 
 
-def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -> dict[int, int]:
-    """Maps the number of every result that is the new value of an argument to the argument's."""
+def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None:
+    """Refuse numbers of results whose leaves differ from those of the arguments.
+
+    Raises:
+        PlanError: naming the pair.
+    """
     args = step.shapes
-    if updates is None:
-        # The first of several: of a step (params, momentum) -> (params, momentum), whose trees are
-        # equal, the order of results is that of arguments.
-        pairs: dict[int, int] = {}
-        for i, arg in enumerate(args):
-            free = (k for k in range(len(results)) if k not in pairs and jax.tree.leaves(arg))
-            matching = (k for k in free if _first_difference(results[k], arg) is None)
-            if (first := next(matching, None)) is not None:
-                pairs[first] = i
-        return pairs
     for result, arg in updates.items():
         for number in (result, arg):
             checks.integer(number, "a number in updates", PlanError)
@@ -226,24 +227,13 @@ def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -
                 f"updates={dict(updates)}: the step has {len(args)} arguments and "
                 f"{len(results)} results, counted from 0"
             )
-        if difference := _first_difference(results[result], args[arg]):
+        if difference := leaf_difference(results[result], args[arg]):
             raise PlanError(
                 f"updates={dict(updates)}: result {result} is not of the structure, shapes and "
                 f"dtypes of argument {arg}: {difference}"
             )
     if len(set(updates.values())) < len(updates):
         raise PlanError(f"updates={dict(updates)}: two results update the same argument")
-    return dict(updates)
-
-
-def _first_difference(a, b) -> str | None:
-    """The first difference of two trees in structure, shape or dtype, as text; ``None`` if none."""
-    if (difference := first_difference(a, b)) is not None:
-        return f"it {difference}"
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        if x.shape != y.shape or x.dtype != y.dtype:
-            return f"{shape_text(x)} is not {shape_text(y)} at {path_name(path) or 'the top'}"
-    return None
 
 
 def _leaf_offsets(trees) -> list[int]:

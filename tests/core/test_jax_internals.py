@@ -726,6 +726,26 @@ def test_lines_and_scopes_of_equations():
     assert jax_internals.line_of(None) == ""
 
 
+def test_lines_in_libraries_are_those_that_call_them():
+    nn, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(x)
+
+    model, optimizer = Model(), optax.adam(0.1)
+    params = model.init(jax.random.key(0), jnp.ones((2, 4)))
+
+    def function(params, state, x):
+        gradients = jax.grad(lambda p: model.apply(p, x).sum())(params)
+        return optimizer.update(gradients, state, params)
+
+    jaxpr, _ = jaxpr_of(function, params, optimizer.init(params), jnp.ones((2, 4)))
+    lines = {jax_internals.line_of(jax_internals.source_of(eqn)) for eqn in jaxpr.eqns}
+    assert {line.partition(":")[0] for line in lines if line} == {__file__}
+
+
 # ---------------------------------------------------------------------- equations and primitives
 
 X = jnp.arange(12.0).reshape(3, 4)

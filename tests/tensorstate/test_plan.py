@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import tensorstate
 from jaxcoll import topologies
@@ -162,10 +163,18 @@ def test_a_batch_whose_gradients_are_not_summed_is_not_called_ddp(plan):
     assert by_axis == {"data": ["batch sharded"], "model": ["batch sharded"]}
 
 
-def test_experts_are_distinguished_from_heads():
-    def step(w, x):
-        return jnp.einsum("ebi,eio->ebo", x, w).sum()
+def routed(w, x):
+    scores = jax.nn.softmax(x[0, :, :4])
+    hidden = jnp.einsum("tei,eio->teo", scores[..., None] * x[0][:, None], w)
+    return jnp.einsum("teo,te->to", hidden, scores).sum()
 
+
+def ensemble(w, x):
+    return jnp.mean(jax.vmap(lambda w, x: jnp.tanh(x @ w))(w, x) ** 2)
+
+
+@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0)])
+def test_experts_are_distinguished_from_heads_and_from_ensembles(step, experts):
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (4, 16, 8))]
 
     def train(params, state, x):
@@ -176,7 +185,49 @@ def test_experts_are_distinguished_from_heads():
     made = search(
         graph, mesh={"x": 4}, network=AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
     )
-    assert len(expert_factors(made.problem)) == 1
+    assert len(expert_factors(made.problem)) == experts
+
+
+def small_perceptron(params, x, y):
+    def loss(params):
+        return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+def test_features_are_no_sequence():
+    """Split along the features of its input, or of its targets, a perceptron is Megatron's."""
+    shapes = {"up": (64, 16), "down": (16, 32), "x": (8, 64), "y": (8, 32)}
+    one = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    params = {name: one.pop(name) for name in ("up", "down")}
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    pins = {"params/up": P("x"), "params/down": P(None, "x"), "*": P(None, "x")}
+    args = params, *one.values()
+    plan = search(small_perceptron, args, mesh={"x": 4}, network=network, pin=pins)
+    assert parallelism_by_axis(plan.problem, plan.decisions, plan.cost) == {"x": ["Megatron"]}
+
+
+def test_moments_of_one_state_are_sharded_as_its_parameters():
+    """As in Flax's TrainState, whose parameters and moments are parts of one argument."""
+
+    def step(state, x):
+        new, value = small_perceptron(state["params"], x, x[:, :32])
+        updates, opt = optax.adam(0.1).update(new, state["opt"]["adam"], state["params"])
+        return {"params": optax.apply_updates(new, updates), "opt": {"adam": opt}}, value
+
+    params = {"up": jnp.ones((64, 16)), "down": jnp.ones((16, 32))}
+    state = {"params": params, "opt": {"adam": optax.adam(0.1).init(params)}}
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    plan = search(
+        step,
+        jax.eval_shape(lambda: (state, jnp.ones((8, 64)))),
+        mesh={"x": 4},
+        network=network,
+        pin={"state/**/up": P("x"), "state/**/down": P()},
+    )
+    (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
+    assert line.endswith("per device, sharded as the parameters")
 
 
 def test_explain(plan):
@@ -487,3 +538,68 @@ def search_again(plan):
 def test_microbatches_that_are_refused(graph, options, message):
     with pytest.raises(PlanError, match=message):
         search(graph, mesh=MESH, network=NETWORK, hardware="CPU", **options)
+
+
+# ---------------------------------------------------------------------- accumulated gradients
+
+
+def accumulated(split):
+    """Gradients of four parts of the batch, one after the other."""
+
+    def step(params, x):
+        def part(total, rows):
+            gradients = jax.grad(lambda p: jnp.sum((jnp.tanh(rows @ p["up"]) @ p["down"]) ** 2))
+            return jax.tree.map(jnp.add, total, gradients(params)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        total, _ = jax.lax.scan(part, zeros, split(x))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, total)
+
+    params = {"up": (16, 32), "down": (32, 16)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in params.items()}
+    network = AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-6,), (1e9,))
+    args = shapes, jax.ShapeDtypeStruct((256, 16), jnp.float32)
+    return search(step, args, mesh={"x": 8}, network=network, hardware="CPU")
+
+
+def test_a_batch_that_is_split_into_too_few_parts_is_named_with_the_remedy():
+    short = str(accumulated(lambda x: x.reshape(4, -1, 16)))
+    assert ", the batch whole" in short
+    (start,) = [k for k, line in enumerate(short.splitlines()) if line.startswith("x is whole on")]
+    said = " ".join(line.strip() for line in short.splitlines()[start : start + 3])
+    assert "splits its 256 rows into 4 x 64 (" in said
+    assert "test_plan.py:" in said
+    assert "x.reshape(64, 4, ...).swapaxes(0, 1), or plan one pass with microbatches=4" in said
+    # The remedy is one.
+    exchanged = accumulated(lambda x: x.reshape(-1, 4, 16).swapaxes(0, 1))
+    assert "whole" not in str(exchanged)
+    assert exchanged.specs.arguments[1] == P("x", None)
+
+
+def test_progress_never_restarts(graph):
+    told = []
+    search(graph, mesh=MESH, network=NETWORK, hardware="CPU", progress=told.append)
+    assert len(told) >= 2
+    assert [event.done for event in told] == sorted(event.done for event in told)
+    best = [event.best for event in told if event.best is not None]
+    assert best == sorted(best, reverse=True)
+    assert all(event.bound is None or event.bound <= event.best for event in told)
+
+
+def test_a_gap_says_of_which_plans_it_is():
+    def step(weights, x):
+        def loss(weights):
+            hidden, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)
+            return jnp.sum(hidden**2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return weights - 0.1 * gradients, value
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 16, 16), (8, 16))]
+    network = AlphaBetaCosts(MeshShape.of({"x": 2}), (1e-6,), (1e9,))
+    own, chosen = (
+        search(step, args, mesh={"x": 2}, network=network, hardware="CPU", recompute=recompute)
+        for recompute in (False, True)
+    )
+    assert "of plans with the loops' own residuals; recompute=True chooses them" in str(own)
+    assert "residuals" not in str(chosen)

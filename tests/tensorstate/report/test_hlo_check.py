@@ -15,6 +15,7 @@ from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
+from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.report.hlo_check import (
@@ -24,6 +25,7 @@ from tensorstate.report.hlo_check import (
     compare_with_hlo,
     read_hlo,
 )
+from tensorstate.step_search import search
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
     LINE,
@@ -35,6 +37,7 @@ from tests.tensorstate.execution.test_sharded_step import (
 )
 from tests.tensorstate.oracle import LEVEL_0, report_of
 from tests.tensorstate.solvers import solve_milp
+from tests.tensorstate.steps import s
 
 GRID = MeshShape.of({"data": 2, "model": 4})
 
@@ -174,15 +177,67 @@ def test_schedules_are_permutes_along_an_axis():
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_said"),
+    ("rows", "verdict"),
     [
-        ([Row("all_gather", "data", 2, 2, 64, 128), Row("all_reduce", "data", 1, 1, 4, 4)], True),
-        ([Row("all_gather", "data", 2, 2, 64, 96)], False),
-        ([Row("all_gather", "data", 1, 2, 64, 128)], False),
-        ([Row("all_gather", "data", 1, 1, 64, 64)], False),
+        ([Row("all_gather", "x", 2, 2, 64, 128, 64), Row("all_reduce", "x", 1, 1, 4, 4)], "16"),
+        ([Row("all_gather", "x", 2, 2, 64, 96, 32)], "16"),  # beside 32-bit floats
+        ([Row("all_gather", "x", 2, 2, 64, 96, 0, 32)], "16"),  # of 8 bits as of 16
+        ([Row("all_gather", "x", 2, 2, 64, 160, 0, 32)], "16"),  # and as of 32
+        ([Row("all_gather", "x", 2, 2, 64, 128)], "do not"),
+        ([Row("all_gather", "x", 2, 2, 64, 96, 64)], "do not"),
+        ([Row("all_gather", "x", 1, 2, 64, 128, 64)], "do not"),
+        ([Row("all_gather", "x", 1, 1, 64, 64, 64)], "agree"),
+        ([Row("all_gather", "x", 2, 1, 64, 32)], "32 bytes that XLA does not send"),
+        ([Row("all_gather", "x", 2, 0, 64, 0), Row("all_reduce", "x", 1, 1, 4, 8, 4)], "64 bytes"),
+        ([Row("all_gather", "x", 2, 0, 64, 0), Row("all_to_all", "x", 0, 1, 0, 8)], "do not"),
     ],
 )
-def test_floats_that_a_cpu_widens_are_said_to_be(rows, is_said):
-    """Where exactly twice the bytes of as many collectives are all that differs."""
+def test_bytes_that_differ_for_a_cause_are_said_to(rows, verdict):
     comparison = HloComparison(tuple(rows), 0, 0, 0, 0, 0)
-    assert ("XLA on CPU sends 16-bit floats" in str(comparison)) == is_said
+    text = str(comparison)
+    assert ("bytes do not agree" in text) == (verdict == "do not") != comparison.is_explained
+    assert text.endswith("bytes agree") == (verdict == "agree") == comparison.agrees
+    if verdict not in ("do not", "agree"):
+        assert verdict in text.rpartition("bytes agree but for")[2]
+
+
+MIXED = {"a": (16, 32), "b": (32, 16)}
+
+
+def mixed(params, x):
+    def loss(params):
+        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ params["a"].astype(jnp.bfloat16))
+        return jnp.sum((hidden.astype(jnp.float32) @ params["b"]) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_plans_of_several_dtypes_are_checked():
+    """A CPU widens the 16-bit floats among them; the program may be lowered or compiled already."""
+    args = {name: s(*shape) for name, shape in MIXED.items()}, s(16, 16)
+    network = AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-6,), (1e9,))
+    searched = search(mixed, args, mesh={"x": 8}, network=network, hardware="CPU")
+    plan = solve_baseline(searched.problem, "fsdp")
+    lowered = plan.apply(None, lax_collectives).jit().lower(*args)
+    compiled = lowered.compile()
+    found = plan.check(compiled)
+    assert not found.agrees
+    assert found.is_explained, str(found)
+    assert plan.check(step=compiled).rows == plan.check(lowered).rows == found.rows
+
+
+def test_a_loop_of_data_whose_length_xla_finds_is_compared_by_iteration():
+    def step(w, x):
+        return lax.while_loop(
+            lambda carry: carry[0] < 10,
+            lambda carry: (carry[0] + 1, jnp.tanh(carry[1] @ w)),
+            (0, x),
+        )[1]
+
+    network = AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-6,), (1e9,))
+    pins = {"w": PartitionSpec("x"), "x": PartitionSpec(None, "x")}
+    plan = search(step, (s(16, 16), s(16, 16)), mesh={"x": 8}, network=network, pin=pins)
+    found = plan.check()
+    assert found.rows
+    assert found.agrees, str(found)
+    assert found.unknown_loops == 1
