@@ -170,7 +170,7 @@ class Groups(click.ParamType):
             last = int(ends[2] or ends[1]) if ends else -1
             if ends is None or not 0 <= last - int(ends[1]) < MOST_LISTED:
                 self.fail(
-                    f"{text[:40]!r} is no group: give ranks and rising ranges with commas, and "
+                    f"{text[:40]!r} is not a group: give ranks and rising ranges with commas, and "
                     "slashes between groups, as in 0-3,8/4-7", param, ctx,
                 )  # fmt: skip
             ranks += range(int(ends[1]), last + 1)

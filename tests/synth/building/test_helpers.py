@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import networkx as nx
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxcoll
 from jaxcoll.bounds import bound
+from jaxcoll.cli import main
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, JaxcollError, ScheduleError, TopologyError
+from jaxcoll.errors import CollectiveError, FormatError, JaxcollError, ScheduleError, TopologyError
+from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, JointTrees, MinCongestion, synthesize
@@ -179,6 +183,47 @@ def test_verify_names_the_rank_that_was_to_be_left_alone():
     # The same by way of a rank that an edge passes.
     with pytest.raises(ScheduleError, match="nobody helps"):
         verify(_over_the_middle())
+
+
+def test_files_say_it_and_the_second_opinion_looks(tmp_path):
+    path = tmp_path / "schedule.json"
+    alone = synthesize(ALL_JOINED, "all_reduce", groups=[(0, 1, 2)], helpers=False, chunks=2)
+    jaxcoll.io.save(path, alone)
+    assert jaxcoll.io.load(path) == alone
+    assert not jaxcoll.io.load(path).collective.helpers
+    assert prove_file(path)
+    helped = ForestColl().synthesize(ALL_JOINED, Collective("all_gather", 8, 7, ((0, 1, 2),)))
+    jaxcoll.io.save(path, helped)
+    assert '"helpers"' not in path.read_text()  # as files were before
+    assert prove_file(path)
+    written = json.loads(path.read_text())
+    written["collective"]["helpers"] = False
+    path.write_text(json.dumps(written))
+    with pytest.raises(NotProved, match="outside its group"):
+        prove_file(path)
+    written["collective"]["helpers"] = 1
+    path.write_text(json.dumps(written))
+    with pytest.raises(NotRead, match="helpers"):
+        prove_file(path)
+    with pytest.raises(FormatError, match="helpers"):
+        jaxcoll.io.load(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["synth", "--groups", "0-2"], "all_reduce of 3 of 8 ranks by"),
+        (["synth", "--groups", "0-2", "--no-helpers"], "3 of 8 ranks without helpers"),
+        (["bound", "--groups", "0-2,5/7", "--no-helpers"], "as numbered in its group"),
+        (["bound", "--groups", "5-2"], "'5-2' is not a group"),
+        (["bound", "--groups", "0-2/2"], "rank 2 is in more than one place"),
+    ],
+)
+def test_the_command_line_takes_groups(arguments, said, capfd):
+    command, *options = arguments
+    main([command, "fully-connected:8", "--size", "1MB", *options])
+    out, err = capfd.readouterr()
+    assert said in out + err
 
 
 def _over_the_middle() -> Schedule:
