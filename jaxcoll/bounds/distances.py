@@ -308,7 +308,7 @@ def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> F
     all_reduce. A schedule can be slower than it (all_reduce pays the diameter twice) and, where
     the farthest ranks are not the slowest, faster.
     """
-    what = as_collective(topology, collective)
+    what = as_collective(topology, collective).with_equal_shards("Ideal")
     size = as_size(nbytes)
     if what.traits.has_root:
         raise CollectiveError(f"Ideal is defined for collectives without a root, not {what.kind}")

@@ -214,7 +214,20 @@ def _write_collective(collective: Collective) -> dict:
         "groups": groups if collective.is_grouped else None,
         "root": collective.root,
     }
+    pairs = collective.pair_shares
+    if pairs is not None:
+        return said | {"shares": pairs.as_lists()}
     return said if collective.shares is None else said | {"shares": list(collective.shares)}
+
+
+def _read_shares(value: object, name: str) -> tuple[int, ...] | np.ndarray:
+    """A number for each rank, or a row for each source; ``Collective`` says which it takes."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], list):
+        return _read_generator(value, name)
+    rows = readers.list_of(readers.column(readers.INT64, np.int64))(value, name)
+    if {len(row) for row in rows} != {len(rows)}:
+        raise FormatError(f"{name} of pairs must be as many numbers in each row as there are rows")
+    return np.stack(rows)
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
@@ -226,7 +239,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
         fields.optional("groups", readers.list_of(_read_generator)),
         fields.optional("root", readers.whole_or_several(0, readers.INT32)),
-        fields.optional("shares", _read_generator),
+        fields.optional("shares", _read_shares),
     )
     fields.end()
     return Collective(*arguments)
