@@ -53,7 +53,7 @@ class Collective:
             the shards relative to each other, by place: a shard of share w is w x
             ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
             shares are None. Of an all_to_all of one group of all ranks, a row for each source of
-            what it has for each destination, integers or Fractions; pairs of 0 have no chunks
+            its shares for all destinations, integers or Fractions; pairs of 0 have no chunks
             (``jaxcoll.pair_shares``). It is kept as ``PairShares``.
 
     Raises:
@@ -433,7 +433,9 @@ class Collective:
         count = self.pair_chunks
         if count is not None:
             first = (np.cumsum(count.T) - count.T.ravel()).reshape(count.shape).T.ravel()
-            own = np.arange(self.num_chunks) - np.repeat(np.cumsum(count) - count.ravel(), count.ravel())
+            own = np.arange(self.num_chunks) - np.repeat(
+                np.cumsum(count) - count.ravel(), count.ravel()
+            )
             return np.repeat(first, count.ravel()) + own
         parts = []
         for start, group in zip(self.chunk_ptr[:-1], self.groups, strict=True):

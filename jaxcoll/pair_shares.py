@@ -38,7 +38,7 @@ class PairShares:
 
     Attributes:
         amounts: of source s for destination d at [s, d], by their places in the group; int64 of
-            shape (size, size), read-only. What a rank keeps for itself stands on the diagonal.
+            shape (size, size), read-only. Shares that ranks keep stand on the diagonal.
     """
 
     amounts: np.ndarray
@@ -93,8 +93,8 @@ class PairShares:
     def chunks(self, most: int) -> np.ndarray:
         """Chunks of each pair, int64 of shape (size, size), where the largest has ``most``.
 
-        The fewest of those that divide ``most`` with which they are no larger than the chunks of
-        the largest pair. So all chunks are whole parts of one unit, and small pairs have one.
+        Each pair has as few, of the divisors of ``most``, as make its chunks no larger than those
+        of the largest pair. So all chunks are whole parts of one unit, and small pairs have one.
 
         Raises:
             CollectiveError: chunks too many to count their sizes in.
@@ -139,7 +139,7 @@ class PairShares:
         return hash(self.amounts.tobytes())
 
     def __repr__(self) -> str:
-        # The content's digest, since the digest of a schedule is of what is printed here.
+        # The content's digest, since a schedule's digest covers the text of its collective.
         column = self.amounts.astype("<i8")
         digest = hashlib.sha256(column.tobytes()).hexdigest()
         return f"PairShares({len(column)} ranks, {int(column.sum())} in all, sha256 {digest})"
@@ -161,7 +161,7 @@ def _rows(given: object, size: int) -> np.ndarray | list[list[int]]:
         if given.min() < 0:
             raise CollectiveError(f"shares must be at least 0, got {given.min()}")
         return given
-    # Row by row, so that what is given is never larger than the rows it may have.
+    # Row by row: lengths are checked before any number is read.
     rows = checks.sequence(given, "shares", CollectiveError)
     _check_size(len(rows), size, "rows")
     found = []

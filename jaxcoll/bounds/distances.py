@@ -240,6 +240,8 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if norm == 0:  # every link is loaded for as long: no lengths are better
             break
         lengths = lengths + (best * (1 + aim) - time) / norm * direction
+        # Of unequal data most links may go below 0, and the mean of all with them.
+        lengths = np.maximum(lengths, 0.0)
         lengths = np.maximum(lengths, _SHORTEST * lengths.mean())
         lengths = lengths / float(lengths @ room)
     return found

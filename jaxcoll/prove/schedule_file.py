@@ -282,8 +282,11 @@ def _collective(value: object, name: str) -> What:
     if roots is None:
         raise NotRead(f'"root" must be a place in every group, and not of {kind}')
     if shares is not None and (
-        not row.takes_shares or len(groups[0]) < ranks or len(shares) != row.shards(ranks)
-        or not any(shares) or row.is_exchange != isinstance(said["shares"][0], list)
+        not row.takes_shares
+        or len(groups[0]) < ranks
+        or len(shares) != row.shards(ranks)
+        or not any(shares)
+        or row.is_exchange != isinstance(said["shares"][0], list)
     ):
         each = "a row for each" if row.is_exchange else "one for each"
         raise NotRead(f'"shares" are {each} of {ranks} ranks in one group, not all 0')
