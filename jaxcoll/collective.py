@@ -20,6 +20,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import KINDS, Holder, Kind, Shards, kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
+from jaxcoll.pair_shares import PairShares
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
 _MOST_CHUNKS = 2**31 - 1
@@ -39,7 +40,9 @@ class Collective:
     Attributes:
         kind: the name of a kind; ``traits`` is the kind itself.
         num_ranks: ranks of the network, of which the groups are made.
-        chunks_per_shard: chunks in a shard (k).
+        chunks_per_shard: chunks in a shard (k); of pairs of unequal shares, in the largest that goes
+            to another rank, and the others have as few, of the divisors of k, as make their chunks
+            no larger (``PairShares.chunks``). Where these have 1, ``synthesize`` may cut them.
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some
@@ -48,7 +51,9 @@ class Collective:
         shares: of an all_gather, reduce_scatter or all_reduce of one group of all ranks, sizes of
             the shards relative to each other, by place: a shard of share w is w x
             ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
-            shares are None.
+            shares are None. Of an all_to_all of one group of all ranks, a row for each source of
+            its shares for all destinations, integers or Fractions; pairs of 0 have no chunks
+            (``jaxcoll.pair_shares``). It is kept as ``PairShares``.
         helpers: whether ranks outside a group may forward, copy and add for it, those in no group
             and those of others. False where they are busy with something that no schedule here
             knows of. Several groups of one collective are timed together, on the same links. True
@@ -66,7 +71,7 @@ class Collective:
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | tuple[int, ...] | None = None
-    shares: tuple[int, ...] | None = None
+    shares: tuple[int, ...] | PairShares | None = None
     helpers: bool = True
 
     def __post_init__(self) -> None:
@@ -87,7 +92,7 @@ class Collective:
         if self.shares is not None:
             self._check_shares()
         # Chunk numbers are int32 in every column; counted before any column is made.
-        count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
+        count = sum(self._chunks(len(group)) for group in self.groups)
         if count > np.iinfo(np.int32).max:
             raise CollectiveError(
                 f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
@@ -117,7 +122,6 @@ class Collective:
         return roots
 
     def _check_shares(self) -> None:
-        shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
         group, *others = self.groups
         if not self.traits.takes_shares or others or len(group) < self.num_ranks:
             known = ", ".join(sorted(kind.name for kind in KINDS.values() if kind.takes_shares))
@@ -125,6 +129,11 @@ class Collective:
                 f"shares are for {known} of one group of all ranks, not for "
                 f"{self.kind} with {len(self.groups)} groups"
             )
+        if self.traits.is_pairwise:
+            pairs = PairShares.of(self.shares, self.num_ranks)
+            checks.put(self, shares=None if pairs.are_equal else pairs)
+            return
+        shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
         if len(shares) != self.num_ranks or not any(shares):
             raise CollectiveError(
                 f"shares need one number per rank, {self.num_ranks} in all and not all 0, got "
@@ -195,12 +204,14 @@ class Collective:
     @functools.cached_property
     def chunk_ptr(self) -> np.ndarray:
         """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
-        sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self.groups]
+        sizes = [self._chunks(len(group)) for group in self.groups]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @property
     def num_deliveries(self) -> int:
         """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
+        if self.pair_chunks is not None:
+            return int(self.pair_chunks.sum() - np.trace(self.pair_chunks))
         if self.shares is not None:
             return self.num_chunks * (self.num_ranks - 1)
         # What all give meets in one of several roots at best, and is copied to the others.
@@ -211,9 +222,32 @@ class Collective:
         )
         return self.chunks_per_shard * sum(pairs)
 
-    def _shards(self, size: int) -> int:
-        """Chunks of a group of some size, in units of ``chunks_per_shard``."""
-        return self.traits.shards.count(size) if self.shares is None else sum(self.shares)
+    @functools.cached_property
+    def most_peers(self) -> int:
+        """The most ranks that one rank has something for, or needs something of, beside itself."""
+        if self.pair_chunks is None:
+            return max(len(group) for group in self.groups) - 1
+        goes = self.pair_chunks > 0
+        np.fill_diagonal(goes, False)
+        return int(max(goes.sum(axis=0).max(), goes.sum(axis=1).max()))
+
+    @property
+    def pair_shares(self) -> PairShares | None:
+        """The shares of pairs; None where all pairs have the same, and of other kinds."""
+        return self.shares if isinstance(self.shares, PairShares) else None
+
+    @functools.cached_property
+    def pair_chunks(self) -> np.ndarray | None:
+        """Chunks of every pair of unequal shares, int64 of shape (ranks, ranks) by place."""
+        return None if self.pair_shares is None else self.pair_shares.chunks(self.chunks_per_shard)
+
+    def _chunks(self, size: int) -> int:
+        """Chunks of a group of some size."""
+        if self.pair_chunks is not None:
+            return int(self.pair_chunks.sum())
+        if isinstance(self.shares, tuple):
+            return self.chunks_per_shard * sum(self.shares)
+        return self.chunks_per_shard * self.traits.shards.count(size)
 
     @functools.cached_property
     def group_of_rank(self) -> np.ndarray:
@@ -267,7 +301,10 @@ class Collective:
                     owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
                 case Shards.PER_RANK:
                     owner, target = ranks, np.repeat(root, len(ranks))
-            chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
+            chunks = self.pair_chunks
+            if chunks is None:
+                chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
+            chunks = chunks.ravel()
             owners.append(np.repeat(owner, chunks))
             targets.append(np.repeat(target, chunks))
         if len(owners) == 1:
@@ -328,8 +365,15 @@ class Collective:
 
     @functools.cached_property
     def chunks_per_buffer(self) -> np.ndarray:
-        """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,)."""
+        """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,).
+
+        Raises:
+            CollectiveError: pairs of unequal shares, whose chunks are no such parts
+                (``common_parts``).
+        """
         self.check_listed()
+        if self.pair_shares is not None:
+            self.with_equal_shards("a number of chunks per buffer")
         if self.shares is not None:
             return np.full(self.num_chunks, self.num_chunks, np.int64)
         sizes = np.asarray(
@@ -341,10 +385,12 @@ class Collective:
         """Bytes of each chunk when the buffer of a rank has ``nbytes``.
 
         The buffer is the larger of a rank's input and output: the gathered result, the vector to
-        be reduced, the root's data, or the blocks a rank sends to all (its own block included).
+        be reduced, the root's data, or the blocks a rank sends to all (its own block included). Of
+        pairs of unequal shares it is the largest of any rank: their largest sum of a row or column.
         """
-        total = checks.rational(nbytes, "nbytes", CollectiveError)
-        return tuple(total / int(parts) for parts in self.chunks_per_buffer)
+        weight, total = common_parts(self)
+        unit = checks.rational(nbytes, "nbytes", CollectiveError) / total
+        return tuple(unit * int(parts) for parts in weight)
 
     def busbw_factor(self) -> Fraction:
         """busbw = algbw x this, as nccl-tests define it (for the largest group)."""
@@ -378,7 +424,9 @@ class Collective:
         """
         if self.traits.dual_name is None:
             raise CollectiveError(f"{self.kind} has no dual: no kind is what it is, run backwards")
-        return dataclasses.replace(self, kind=self.traits.dual_name)
+        pairs = self.pair_shares
+        shares = self.shares if pairs is None else pairs.transposed()
+        return dataclasses.replace(self, kind=self.traits.dual_name, shares=shares)
 
     def dual_chunks(self) -> np.ndarray:
         """The chunk of ``dual()`` that each chunk is, int64 of shape (chunks,).
@@ -389,6 +437,13 @@ class Collective:
         if not self.traits.is_pairwise:
             return np.arange(self.num_chunks)
         # Backwards, what went from u to v goes from v to u.
+        count = self.pair_chunks
+        if count is not None:
+            first = (np.cumsum(count.T) - count.T.ravel()).reshape(count.shape).T.ravel()
+            own = np.arange(self.num_chunks) - np.repeat(
+                np.cumsum(count) - count.ravel(), count.ravel()
+            )
+            return np.repeat(first, count.ravel()) + own
         parts = []
         for start, group in zip(self.chunk_ptr[:-1], self.groups, strict=True):
             n, k = len(group), self.chunks_per_shard
@@ -450,6 +505,10 @@ def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:
 
 def common_parts(collective: Collective) -> tuple[np.ndarray, int]:
     """Chunk sizes as integer weights: a chunk is ``weight[c] / total`` of a rank's buffer."""
+    pairs, most = collective.pair_shares, collective.chunks_per_shard
+    if pairs is not None:
+        collective.check_listed()
+        return pairs.weights(most), pairs.buffer * most
     parts = collective.chunks_per_buffer
     total = math.lcm(*(int(p) for p in np.unique(parts)))
     return total // parts, total

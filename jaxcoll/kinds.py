@@ -70,7 +70,8 @@ class Kind:
         for_one_name, for_all_name: of a kind with several roots, those that it is for each of them
             alone, and for all ranks of a group as roots. Its schedules contain the former, and are
             the latter's without the copies that no root needs.
-        takes_shares: whether shards may be unequal.
+        takes_shares: whether shards may be unequal: of a kind with a shard per rank by a number for
+            each, of one with a shard per pair by a row of numbers for each source.
         lax: the function of ``jax.lax`` that runs it, where there is one.
         hlo: the operation of XLA.
         nccl_tests: the program of nccl-tests, without "_perf".
@@ -222,7 +223,7 @@ _ROWS = (
         nccl_tests="reduce", nccl="reduce",
     ),
     Kind(
-        "all_to_all", "all_to_all", _OWNER, _TARGET, False, Shards.PER_PAIR,
+        "all_to_all", "all_to_all", _OWNER, _TARGET, False, Shards.PER_PAIR, takes_shares=True,
         lax="all_to_all", hlo="all-to-all", nccl_tests="alltoall", sccl="Alltoall",
         chakra="all-to-all-implementation-custom",
     ),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule, check_compact
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
@@ -123,9 +124,8 @@ class _Missing(NamedTuple):
 def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing | None:
     """Replay the sends of chunks ``begin..end - 1``."""
     collective, edges, step_ptr = schedule.collective, schedule.edges, schedule.step_ptr
-    ranks, chunks = np.arange(collective.num_ranks)[:, None], np.arange(begin, end)
     complete = collective.contributions[begin:end]
-    held = collective.holds(ranks, chunks).astype(np.int32 if collective.is_reducing else np.int8)
+    held = _held_before(collective, begin, end)
     for first, last in spans(step_ptr, _SENDS_AT_ONCE):
         code, send = _replay(
             step_ptr[first : last + 1],
@@ -139,11 +139,37 @@ def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing 
         )
         if code != _OK:
             return _explained(schedule, code, send, begin, held)
-    missing = collective.wants(ranks, chunks) & (held != complete)
-    if not missing.any():
+    rank, place = _lacking(collective, begin, end, held)
+    if not len(rank):
         return None
-    rank, place = (int(x) for x in np.argwhere(missing)[0])
-    return _Missing(rank, begin + place, max(int(held[rank, place]), 0), int(missing.sum()))
+    have = max(int(held[rank[0], place[0]]), 0)
+    return _Missing(int(rank[0]), begin + int(place[0]), have, len(rank))
+
+
+def _held_before(collective: Collective, begin: int, end: int) -> np.ndarray:
+    """Contributions that each rank holds of chunks ``begin..end - 1``, of shape (ranks, chunks)."""
+    shape = (collective.num_ranks, end - begin)
+    if collective.traits.moves:  # one rank has a chunk: of 1,024 ranks the others are most of all
+        held = np.zeros(shape, np.int8)
+        held[collective.ends(collective.traits.before)[begin:end], np.arange(end - begin)] = 1
+        return held
+    held = collective.holds(np.arange(shape[0])[:, None], np.arange(begin, end))
+    return held.astype(np.int32 if collective.is_reducing else np.int8)
+
+
+def _lacking(
+    collective: Collective, begin: int, end: int, held: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks, rising, and places from ``begin`` on of chunks that they want and have not in full."""
+    complete = collective.contributions[begin:end]
+    if collective.traits.moves:
+        rank, place = collective.ends(collective.traits.after)[begin:end], np.arange(end - begin)
+        lacks = np.flatnonzero(held[rank, place] != complete)
+        lacks = lacks[np.argsort(rank[lacks], kind="stable")]
+        return rank[lacks], place[lacks]
+    wanted = collective.wants(np.arange(len(held))[:, None], np.arange(begin, end))
+    rank, place = np.nonzero(wanted & (held != complete))
+    return rank, place
 
 
 @kernel(cache=True)

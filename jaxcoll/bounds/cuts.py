@@ -83,8 +83,13 @@ def needs_of(what: Collective) -> np.ndarray:
 
     For reducing kinds: the share of v's result that u contributes to.
     """
-    n, kind = what.num_ranks, what.traits
+    n, kind, pairs = what.num_ranks, what.traits, what.pair_shares
     share = np.zeros((n, n))
+    if pairs is not None:
+        (members,) = what.groups
+        share[np.ix_(members, members)] = pairs.amounts / pairs.buffer
+        np.fill_diagonal(share, 0.0)
+        return share
     # A sum is as large as one of its terms: reducing kinds move the same shares as their duals.
     for group in what.groups:
         members = np.asarray(group)
@@ -107,7 +112,8 @@ def as_collective(topology: Topology, collective: str | Collective) -> Collectiv
             f"the collective is for {collective.num_ranks} ranks, {topology} has "
             f"{topology.num_ranks}"
         )
-    return collective.with_equal_shards("a bound")
+    # Bounds know what goes from rank to rank, and not where parts of other sizes are copied or added.
+    return collective if collective.pair_shares else collective.with_equal_shards("a bound")
 
 
 def as_size(nbytes: Number) -> Fraction:

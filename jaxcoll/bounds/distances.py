@@ -246,8 +246,9 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if norm == 0:
             break
         lengths = lengths + (best * (1 + aim) - time) / norm * direction
-        # A long step may leave a mean below 0.
-        lengths = np.maximum(lengths, _SHORTEST * abs(lengths.mean()))
+        # Of unequal data most links may go below 0, and the mean of all with them.
+        lengths = np.maximum(lengths, 0.0)
+        lengths = np.maximum(lengths, _SHORTEST * lengths.mean())
         lengths = lengths / float(lengths @ room)
     return found
 
@@ -315,7 +316,7 @@ def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> F
     all_reduce. A schedule can be slower than it (all_reduce pays the diameter twice) and, where
     the farthest ranks are not the slowest, faster.
     """
-    what = as_collective(topology, collective)
+    what = as_collective(topology, collective).with_equal_shards("Ideal")
     size = as_size(nbytes)
     if what.traits.has_root:
         raise CollectiveError(f"Ideal is defined for collectives without a root, not {what.kind}")

@@ -186,9 +186,9 @@ def _most_of_others(values: np.ndarray) -> np.ndarray:
 
 def _doublings(what: Collective) -> int:
     """How often what ranks know of doubles before all that want something have it."""
-    copies_sums = what.traits.copies_sums
+    if not what.traits.copies_sums:
+        return what.most_peers.bit_length()
     return max(
-        (len(group) - 1).bit_length()
-        + ((len(what.ending(group)) - 1).bit_length() if copies_sums else 0)
+        (len(group) - 1).bit_length() + (len(what.ending(group)) - 1).bit_length()
         for group in what.groups
     )

@@ -398,14 +398,15 @@ def _latencies(topology: Topology, what: Collective) -> Latencies:
     if topology.num_ranks * topology.num_vertices < LARGE:
         return Latencies(topology)
     # Symmetries of the network are those of the collective where all ranks do the same.
-    if _is_of_all(what) and not what.traits.has_root and not what.traits.has_roots:
+    does_the_same = _is_of_all(what) and what.pair_shares is None
+    if does_the_same and not what.traits.has_root and not what.traits.has_roots:
         return Latencies(topology, Symmetries.of(topology))
     return Latencies(topology, Symmetries.none(topology))
 
 
 def _needs(latencies: Latencies, what: Collective, size: float) -> Needs:
-    """The bytes from rank to rank, listed where all latencies are."""
-    if latencies.symmetries is None:
+    """The bytes from rank to rank, listed where all latencies are, or where they differ."""
+    if latencies.symmetries is None or what.pair_shares is not None:
         return Listed(needs_of(what) * size)
     return OfGroups.of(what, size)
 

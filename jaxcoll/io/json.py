@@ -214,10 +214,23 @@ def _write_collective(collective: Collective) -> dict:
         "groups": groups if collective.is_grouped else None,
         "root": collective.root,
     }
-    if collective.shares is not None:
+    pairs = collective.pair_shares
+    if pairs is not None:
+        said["shares"] = pairs.as_lists()
+    elif collective.shares is not None:
         said["shares"] = list(collective.shares)
     # Said where it is not the usual, so that programs that know older files read the others.
     return said if collective.helpers else said | {"helpers": False}
+
+
+def _read_shares(value: object, name: str) -> tuple[int, ...] | np.ndarray:
+    """A number for each rank, or a row for each source; ``Collective`` says which it takes."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], list):
+        return _read_generator(value, name)
+    rows = readers.list_of(readers.column(readers.INT64, np.int64))(value, name)
+    if {len(row) for row in rows} != {len(rows)}:
+        raise FormatError(f"{name} of pairs must be as many numbers in each row as there are rows")
+    return np.stack(rows)
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
@@ -229,7 +242,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
         fields.optional("groups", readers.list_of(_read_generator)),
         fields.optional("root", readers.whole_or_several(0, readers.INT32)),
-        fields.optional("shares", _read_generator),
+        fields.optional("shares", _read_shares),
         fields.take("helpers", readers.flag, True),
     )
     fields.end()

@@ -17,7 +17,7 @@ class Kind(NamedTuple):
         shards: into how many the buffer of a group of some ranks is cut.
         ends: of each shard of a group with some roots, one by one.
         roots: how many there may be: none, one, or any number of ranks ("some").
-        takes_shares: whether shards may be unequal.
+        takes_shares: whether shards may be unequal; of an exchange by a row for each source.
         takes_shard, gives_shard: whether a rank's input, or its output, is its shard alone.
         is_exchange: whether a rank has a shard for every other, and gets one from every other.
         xml, xml_of_microsoft: the word of MSCCL programs, and another that microsoft/msccl has.
@@ -71,7 +71,7 @@ KINDS = {
     ),
     "all_to_all": Kind(
         False, lambda n: n * n, lambda group, roots: (([a], [b]) for a in group for b in group),
-        is_exchange=True, xml="alltoall", plan="alltoall",
+        takes_shares=True, is_exchange=True, xml="alltoall", plan="alltoall",
     ),
     "broadcast": Kind(
         False, lambda n: 1, lambda group, roots: [(roots, group)], "one", xml="broadcast"

@@ -41,10 +41,7 @@ class _Shards:
                 _Shard(every if has is group else frozenset(has), wanted, full)
                 for has, wanted in row.ends(group, [group[place] for place in what.roots])
             ]
-        # Chunks are numbered shard by shard, k of them in each, or k times as many as its share
-        # says.
-        sizes = what.shares or [1] * len(self.rows)
-        self.first = [0, *accumulate(what.k * size for size in sizes)]
+        self.first = [0, *accumulate(what.of_shards)]  # chunks are numbered shard by shard
 
     def of(self, chunk: int) -> _Shard:
         return self.rows[bisect.bisect_right(self.first, chunk) - 1]

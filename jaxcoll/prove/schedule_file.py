@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import Counter
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -22,7 +22,11 @@ _LARGEST, _MOST_DEPTH = 10**1000 - 1, 32
 
 
 class What(NamedTuple):
-    """A collective: its groups, and ``k`` chunks of each shard, or as many times as its share."""
+    """A collective: its groups, and ``k`` chunks of each shard, or as many times as its share.
+
+    Of an exchange the shares are of pairs, source by source. The largest to another rank has k
+    chunks, and each pair the fewest, of the divisors of k, that make its chunks no larger.
+    """
 
     kind: str
     ranks: int
@@ -33,14 +37,38 @@ class What(NamedTuple):
     helpers: bool
 
     @property
-    def shards(self) -> int:
-        """How many there are, of all groups."""
-        return sum(KINDS[self.kind].shards(len(group)) for group in self.groups)
+    def of_shards(self) -> list[int]:
+        """Chunks of each shard, of all groups."""
+        row, k, shares = KINDS[self.kind], self.k, self.shares
+        if shares is None:
+            return [k] * sum(row.shards(len(group)) for group in self.groups)
+        if not row.is_exchange:
+            return [k * share for share in shares]
+        n, divisors = self.ranks, [part for part in range(1, k + 1) if k % part == 0]
+        most = max((share for i, share in enumerate(shares) if i // n != i % n), default=0) or 1
+        # Of the divisors the first that is at least k share / most, or k itself.
+        return [
+            share and divisors[min(bisect_left(divisors, -(-k * share // most)),
+                                   len(divisors) - 1)] for share in shares
+        ]  # fmt: skip
 
     @property
     def chunks(self) -> int:
         """How many there are."""
-        return self.k * (self.shards if self.shares is None else sum(self.shares))
+        row = KINDS[self.kind]
+        if self.shares is not None:
+            return sum(self.of_shards) if row.is_exchange else self.k * sum(self.shares)
+        return self.k * sum(row.shards(len(group)) for group in self.groups)
+
+    @property
+    def deliveries(self) -> int:
+        """Sends that every schedule has at least."""
+        row, more = KINDS[self.kind], len(self.roots) - 1
+        if self.shares is None:
+            pairs = ((1 if row.is_rooted else len(g)) * (len(g) - 1) + more for g in self.groups)
+            return self.k * sum(pairs)
+        return (self.chunks - sum(self.of_shards[:: self.ranks + 1]) if row.is_exchange
+                else self.chunks * (self.ranks - 1))  # fmt: skip
 
 
 class Edge(NamedTuple):
@@ -112,11 +140,9 @@ def _rises(ptr: list[int], to: int) -> bool:
 
 def _check_claims(what: What, sends: int) -> None:
     """Every schedule delivers what its collective asks for, or is cut short or made up."""
-    is_rooted, more = KINDS[what.kind].is_rooted, len(what.roots) - 1
-    pairs = sum((1 if is_rooted else len(g)) * (len(g) - 1) + more for g in what.groups)
-    least = what.k * pairs if what.shares is None else what.chunks * (what.ranks - 1)
-    if what.ranks * what.chunks > _MOST_FREE and sends < max(least, what.chunks // 2):
-        raise NotRead(f"{what.chunks} chunks on {what.ranks} ranks take more than {sends} sends")
+    chunks, least = what.chunks, what.deliveries
+    if what.ranks * chunks > _MOST_FREE and sends < max(least, chunks // 2):
+        raise NotRead(f"{chunks} chunks on {what.ranks} ranks take more than {sends} sends")
 
 
 # ---------------------------------------------------------------------- the network
@@ -254,11 +280,15 @@ def _collective(value: object, name: str) -> What:
     said = fields.said(value, name, {
         "format": fields.exactly("jaxcoll.collective/1"), "kind": fields.text,
         "num_ranks": fields.integer(1, MOST_RANKS), "chunks_per_shard": fields.integer(1, _INT32),
-        "groups": fields.optional(fields.list_of(column)), "shares": fields.optional(column),
+        "groups": fields.optional(fields.list_of(column)), "shares": fields.optional(_shares),
         "root": fields.optional(lambda v, key: (column if type(v) is list else place)(v, key)),
         "helpers": fields.flag,
     }, chunks_per_shard=1, groups=None, root=None, shares=None, helpers=True)  # fmt: skip
     kind, ranks, shares = said["kind"], said["num_ranks"], said["shares"]
+    if shares and isinstance(shares[0], list):
+        if {len(row) for row in shares} != {ranks} or len(shares) != ranks:
+            raise NotRead(f'"shares" of pairs are {ranks} rows of {ranks} numbers')
+        shares = [share for row in shares for share in row]
     if kind not in KINDS:
         raise NotRead(f'"kind" must be one of {", ".join(KINDS)}, got {quoted(kind)}')
     groups = [list(range(ranks))] if said["groups"] is None else said["groups"]
@@ -270,13 +300,25 @@ def _collective(value: object, name: str) -> What:
     if roots is None:
         raise NotRead(f'"root" must be a place in every group, and not of {kind}')
     if shares is not None and (
-        not row.takes_shares or len(groups[0]) < ranks or len(shares) != ranks or not any(shares)
+        not row.takes_shares
+        or len(groups[0]) < ranks
+        or len(shares) != row.shards(ranks)
+        or not any(shares)
+        or row.is_exchange != isinstance(said["shares"][0], list)
     ):
-        raise NotRead(f'"shares" are one for each of {ranks} ranks in one group, not all 0')
+        each = "a row for each" if row.is_exchange else "one for each"
+        raise NotRead(f'"shares" are {each} of {ranks} ranks in one group, not all 0')
     what = What(kind, ranks, groups, roots, said["chunks_per_shard"], shares, said["helpers"])
     if what.chunks > _INT32:
         raise NotRead(f"{what.chunks} chunks are more than can be numbered")
     return what
+
+
+def _shares(value: object, name: str) -> list[int] | list[list[int]]:
+    """A number for each rank, or a row of them for each source."""
+    column = fields.integers(0, _INT32)
+    are_rows = isinstance(value, list) and value and isinstance(value[0], list)
+    return (fields.list_of(fields.integers(0, _INT64)) if are_rows else column)(value, name)
 
 
 # ---------------------------------------------------------------------- provenance

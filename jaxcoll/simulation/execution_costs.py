@@ -213,8 +213,7 @@ class ExecutionCosts:
 
         A rank receives one message per round, so that its knowledge at most doubles.
         """
-        size = max(len(group) for group in collective.groups)
-        rounds = (size - 1).bit_length()
+        rounds = collective.most_peers.bit_length()
         price = rounds * as_fraction(self.permute) + min(rounds, 1) * as_fraction(self.step)
         return self._times(collective.num_ranks) * price
 

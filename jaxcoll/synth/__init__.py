@@ -23,6 +23,7 @@ from jaxcoll.synth.patterns.swing import Swing
 from jaxcoll.synth.patterns.trivance import Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
+from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
@@ -58,6 +59,7 @@ __all__ = [
     "MinCongestion",
     "MultiTree",
     "NcclRing",
+    "OpenShop",
     "Portfolio",
     "RailGather",
     "Rhd",

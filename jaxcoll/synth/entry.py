@@ -24,6 +24,7 @@ from jaxcoll.synth.auto import Portfolio, fastest
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.registry import REGISTRY
+from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
@@ -80,8 +81,9 @@ def synthesize(
 
     All that is not fixed is chosen by simulated time: the synthesizer among all in the registry,
     and the chunks per shard among the counts that it states itself. The same arguments give the
-    same schedule. Unequal shards are left to ``ForestColl``, the only synthesizer that is defined
-    for them.
+    same schedule. Unequal shards are left to the only synthesizer that is defined for them:
+    ``OpenShop`` for those of pairs, whose shards it cuts into pieces where they are whole
+    (``chunks_per_shard`` is 1), and ``ForestColl`` for others.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
@@ -133,9 +135,16 @@ def synthesize(
             maker = dataclasses.replace(maker, execution=problem.execution)
         if model is not None:
             maker = dataclasses.replace(maker, model=model)
-        # Of all in the registry one takes unequal shards: nothing to choose from.
-        if problem.collective.shares is not None and not maker.names:
+        # Of all in the registry one takes unequal shards, and one those of pairs: nothing to choose
+        # from.
+        if problem.collective.pair_shares is not None and not maker.names:
+            maker = OpenShop(float(maker.nbytes))
+        elif problem.collective.shares is not None and not maker.names:
             maker = ForestColl()
+    # Shares say nothing of how their shards are cut: whole ones are left to the synthesizer.
+    if isinstance(maker, OpenShop) and problem.collective.pair_shares is not None:
+        if problem.collective.chunks_per_shard == 1:
+            problem = problem.of(maker.cut(problem.topology, problem.collective))
     # Nobody waits for minutes without a word; who wants none gives False.
     is_long = progress is None and problem.topology.num_ranks > _MANY_RANKS
     told = unasked if is_long else functools.partial(reporting, progress, error=CollectiveError)

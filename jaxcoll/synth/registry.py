@@ -25,6 +25,7 @@ from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.patterns.swing import Swing
 from jaxcoll.synth.patterns.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
+from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
@@ -66,6 +67,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     Tacos,
     ForestColl,
     MinCongestion,
+    OpenShop,
     TimeStepped,
     Blink,
     VanDeGeijn,

@@ -44,8 +44,10 @@ def sound() -> list[jc.Schedule]:
     made = [jc.synthesize(net, kind, name, chunks=k) for net, kind, name, k in kinds]
     groups = jc.Collective("all_gather", 6, groups=((0, 1, 2), (3, 4, 5)))
     shares = jc.Collective("all_gather", 4, shares=(1, 2, 0, 1))
+    pairs = jc.Collective("all_to_all", 3, 4, shares=[[0, 4, 1], [2, 5, 2], [0, 8, 0]])
     return [
         *made, jc.synthesize(square, groups, "tacos"), jc.synthesize(ring, shares, "forestcoll"),
+        jc.synthesize(star, pairs),
     ]  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from jaxcoll.synth import (
     MinCongestion,
     MultiTree,
     NcclRing,
+    OpenShop,
     Portfolio,
     RailGather,
     Rhd,
@@ -239,6 +240,11 @@ CASES = [
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
     ),
     Case(MinCongestion(), "one or two ranks", SMALL, ("all_to_all", "gather", "scatter")),
+    *(
+        Case(OpenShop(), *family, ("all_to_all",))
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
+    ),
+    Case(OpenShop(), "one or two ranks", SMALL, ("all_to_all",)),
     *(
         Case(Bfb(nbytes), *family, grouped=False)
         for nbytes in (None, 1e3)

@@ -109,8 +109,10 @@ class MinCongestion(Synthesizer):
         busy, delay = link_ticks(topology, collective, nbytes, hops)
         ptr, link = topology.out_links
         src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
+        ones = np.ones(len(target), np.int64)
         into = route(
-            ptr, link, src, dst, busy, delay, source, target, batch_ptr, self.passes, self.power
+            ptr, link, src, dst, busy, delay, source, target, ones, batch_ptr, self.passes,
+            self.power,
         )  # fmt: skip
         path_ptr, path, place, before = sends_along(
             into, src, topology.num_ranks, source, target, batch_ptr
@@ -152,7 +154,9 @@ _FAR = np.int64(2**62)
 
 
 @kernel(cache=True, nogil=True, superlinear=True)
-def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes, power):
+def route(
+    ptr, link, link_src, link_dst, busy, delay, source, target, weight, batch_ptr, passes, power
+):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
     A batch is of chunks that start at one rank. It takes the cheapest paths, where a link costs
@@ -169,9 +173,10 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
     Args:
         ptr, link: links out of each vertex.
         link_src, link_dst: ends of each link.
-        busy, delay: how long a chunk occupies each link, and takes to its end, in ticks.
+        busy: how long a chunk of weight 1 occupies each link, in ticks.
+        delay: how long a chunk takes to the end of each link, in ticks.
         source: rank at which each batch starts.
-        target: where each chunk ends.
+        target, weight: where each chunk ends, and its size.
         batch_ptr: chunks of batch b are ``batch_ptr[b]..batch_ptr[b + 1] - 1``.
         passes: at least 1.
         power: at least 0.
@@ -191,12 +196,12 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             # network. Each is taken out and routed with all the others in place (rip-up and
             # reroute, as wires of circuits are routed).
             if number > 0:
-                _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
+                _add(into[b], link_src, busy, source[b], target, weight, first, last, -1, load)
             most = float(max(1, load.max()))
             _cheapest(
                 ptr, link, link_dst, delay, load, most, power, source[b], into[b], cost, key, item
             )
-            _add(into[b], link_src, busy, source[b], target[first:last], 1, load)
+            _add(into[b], link_src, busy, source[b], target, weight, first, last, 1, load)
     return into
 
 
@@ -227,17 +232,21 @@ def _cheapest(ptr, link, link_dst, delay, load, most, power, source, into, cost,
 
 
 @kernel(cache=True, nogil=True)
-def _add(into, link_src, busy, source, targets, sign, load):
-    for v in targets:
+def _add(into, link_src, busy, source, target, weight, first, last, sign, load):
+    for c in range(first, last):
+        v, size = target[c], sign * weight[c]
         while v != source:
             e = into[v]
-            load[e] += sign * busy[e]
+            load[e] += size * busy[e]
             v = link_src[e]
 
 
 @kernel(cache=True, nogil=True)
 def sends_along(into, link_src, ranks, source, target, batch_ptr):
     """The paths, parted at the ranks they pass: sends in the order in which a chunk makes them.
+
+    Args:
+        ranks: vertices below it part a path; with 0 each path is one send.
 
     Returns:
         path_ptr, path_link: the links of each send.
@@ -253,7 +262,7 @@ def sends_along(into, link_src, ranks, source, target, batch_ptr):
             while v != source[b]:
                 hops += 1
                 v = link_src[into[b, v]]
-                sends += v < ranks
+                sends += v < ranks or v == source[b]
     path_ptr, path_link = np.zeros(sends + 1, np.int64), np.empty(hops, np.int64)
     chunk, before = np.empty(sends, np.int64), np.full(sends, -1, np.int64)
     send = hop = 0

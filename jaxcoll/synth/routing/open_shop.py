@@ -1,0 +1,363 @@
+"""Open shop: an all_to_all of unequal shares, in which busy ports are never idle.
+
+Ports are the machines of an open shop: what goes from s to d is a job that takes the port out of s
+and the port into d for as long as its bytes take. If jobs may be interrupted, all of them end when
+the busiest port has done its own, its row or its column of the matrix of bytes: Gonzalez and Sahni,
+"Open shop scheduling to minimize finish time" (1976), by the theorem of Birkhoff (1946) that a
+matrix with equal sums of rows and columns is a sum of weighted permutations. FAST (Lei et al.,
+"FAST: an efficient scheduler for all-to-all GPU communication", arXiv 2505.09764) runs these
+permutations one after another between hosts, so that no port is sent to by several at a time.
+
+There may be as many permutations as pairs, and each cuts every message. Here shards are cut into
+equal pieces, of at most a 32nd of all bytes of the busiest port, host or rack, and a list
+schedule does the rest: a free port sends next to the port that is free the soonest, and of several
+to the one that has the most left to get, for which the end waits. On three ranks that send
+
+    0 4 1        rank 1 gets 12 in all. While rank 2 sends to it, 0 sends to 2 and 1 to 0;
+    2 0 2        then 0 sends to it, and 1 to 2. It is never idle, and no two send to it at once.
+    0 8 0
+
+Where several paths lead from rank to rank, pieces are first routed so that the fullest link carries
+the least (``route`` of ``min_congestion``). So what a hot rank gets comes over all links into it;
+on hosts with rails over the rails of its neighbours too, as in the phases of FAST inside hosts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxcoll.bounds.cuts import parts as parts_of
+from jaxcoll.collective import Collective, common_parts
+from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import those
+from jaxcoll.numerics import checks, heap
+from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.ragged import equal_runs, followers
+from jaxcoll.paths import Edges, hop_distances
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer, mean_hops
+from jaxcoll.synth.building.sends import distinct_edges
+from jaxcoll.synth.routing.min_congestion import route, sends_along
+from jaxcoll.topology import Topology
+
+# Turns in which a rank's pieces are routed, each by a tree of its own; fewer where the trees of all
+# ranks, over all links, are more work than the larger of these two: a tenth of a second.
+_TURNS, _WORK, _WORK_OF_A_RANK = (64, 32, 16, 8, 4, 2), 2**18, 2**13
+# The largest piece in units of weight, and a unit on the fastest link in ticks; no more than some.
+_WEIGHTS, _TICKS, _LATEST = 2**16, 2**8, 2**40
+# Where pieces cross several links each is stored and forwarded: there they are so many times finer
+# per link of the longest path, while there are at most so many per pair of ranks, or in all.
+_FINER, _PER_PAIR, _FEW = 2, 4, 2**12
+# The most that a shard is halved.
+_MOST_HALVINGS = 14
+# Sends that a link looks at for one: 8 more often left a link idle, all gained nothing, and of
+# 1,024 ranks took ten times as long.
+_LOOKED_AT = 32
+# Links that pieces cross in all up to which ranks on the way pass them on by sends of their own.
+_MOST_PARTED = 2**21
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenShop(Synthesizer):
+    """List scheduling of an open shop, after routing by minimum congestion; see the module.
+
+    The only synthesizer for unequal shares of pairs; ``cut`` says into how many pieces shards that
+    are whole are best cut. A rank on the way receives what passes and sends it on. On direct
+    networks of hundreds of ranks, where that is millions of sends, what passes stays in the network
+    instead, as in the routers of tori: a send is a path.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer, by which latency is weighed against load when paths are
+            chosen; 64 MiB when omitted.
+        pieces: the fewest into which the bytes of the narrowest part of the network are cut, be it
+            a rank, a host or a rack.
+        passes: how many times every piece is routed.
+        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 the
+            largest came closest to the bound on tori.
+
+    Raises:
+        CollectiveError: a field out of range.
+    """
+
+    nbytes: float = 2**26
+    pieces: int = 32
+    passes: int = 3
+    power: int = 10
+
+    name: ClassVar[str] = "open_shop"
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
+    takes_shares: ClassVar[bool] = True
+    has_nbytes: ClassVar[bool] = True
+    # Where all pairs have the same, patterns that know so are as fast.
+    tried_by_auto: ClassVar[bool] = False
+    hop_work: ClassVar[float | None] = 2.0
+    put_off: ClassVar[float] = LATER
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
+        checks.integer_fields(self, CollectiveError, "passes", "pieces")
+        power = checks.integer(self.power, "power", CollectiveError, least=0, most=100)
+        checks.put(self, power=power)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One count: pieces are cut by their size, and more of them gain nothing."""
+        return ((self.cut(problem.topology, problem.collective).chunks_per_shard,),)
+
+    def cut(self, topology: Topology, collective: Collective) -> Collective:
+        """The collective with its shards in the pieces that it is best run in.
+
+        No piece takes more of any link's time than 1 / ``pieces`` of the least time of all: that of
+        the rank, host or rack with the most bytes for its bandwidth.
+        """
+        whole = dataclasses.replace(collective, chunks_per_shard=1)
+        weight, _ = common_parts(whole)
+        src, dst = (whole.ends(end) for end in (whole.traits.before, whole.traits.after))
+        moves, n = src != dst, topology.num_ranks
+        if not moves.any():
+            return whole
+        size = weight[moves] / weight[moves].max()
+        seconds = _narrowest(topology, src[moves], dst[moves], size)
+        hops = int(hop_distances(topology).max()) if topology.is_direct else 1
+        parts = self.pieces / (seconds * topology.bandwidth.min())
+        coarsest, finest = (
+            int(np.clip(np.ceil(np.log2(count)), 0, _MOST_HALVINGS))
+            for count in (parts, parts * _FINER * hops)
+        )
+        most = max(_PER_PAIR * n * n, _FEW) + self.pieces * n
+        for halvings in range(finest, coarsest - 1, -1):
+            if np.exp2(np.ceil(np.log2(np.maximum(size * 2.0**halvings, 1)))).sum() <= most:
+                break
+        return dataclasses.replace(collective, chunks_per_shard=2**halvings)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        sizes, total = common_parts(collective)
+        order, source, target, batch_ptr = _batches(collective, topology.num_links)
+        unit = int(sizes[order].max())
+        weight = np.maximum(1, np.rint(sizes[order] * (_WEIGHTS / unit))).astype(np.int64)
+        busy, alpha = _ticks(topology, float(self.nbytes) * unit / total / _WEIGHTS)
+        delay = busy * int(weight.mean()) + alpha
+        ptr, link = topology.out_links
+        src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
+        # On a tree, a switch with its ranks the first of all, there is one path to each rank.
+        passes = 1 if topology.num_links == 2 * (topology.num_vertices - 1) else self.passes
+        into = route(
+            ptr, link, src, dst, busy, delay, source, target, weight, batch_ptr, passes, self.power
+        )  # fmt: skip
+        is_parted = not topology.is_direct or len(order) * mean_hops(topology) <= _MOST_PARTED
+        parting = topology.num_ranks if is_parted else 0
+        path_ptr, path, place, before = sends_along(into, src, parting, source, target, batch_ptr)
+        # The sends of a chunk follow one another; all of them stop where its last one does.
+        is_last = np.append(before[1:] < 0, True)
+        stop = path_ptr[1:][is_last][np.cumsum(is_last) - is_last]
+        number, step = _listed(
+            path_ptr, path, stop, *followers(before), before, weight[place], busy, alpha
+        )
+        if topology.is_direct and is_parted:
+            edges, edge = Edges.from_links(topology), path
+        else:
+            edges, edge = distinct_edges(topology, path_ptr, path)
+        return Schedule.from_sends(
+            topology, collective, step[number], edge[number], order[place[number]], edges=edges
+        )
+
+
+def _narrowest(topology: Topology, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
+    """Seconds that the data take out of or into the part that is slowest to pass them.
+
+    Args:
+        src, dst, size: ends and bytes of each chunk.
+    """
+    seconds = 0.0
+    for part in parts_of(topology):
+        leaves, enters = part[src], part[dst]
+        out, into = part[topology.src], part[topology.dst]
+        data, room = size * (leaves != enters), topology.bandwidth * (out != into)
+        for chunk, link in ((leaves, out), (enters, into)):
+            carried, able = (
+                np.bincount(at, what, len(part)) for at, what in ((chunk, data), (link, room))
+            )
+            busy = carried > 0
+            seconds = max(seconds, float((carried[busy] / able[busy]).max(initial=0.0)))
+    return seconds
+
+
+def _batches(
+    collective: Collective, links: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Chunks that must move, those of a rank that take one tree of paths together.
+
+    The pieces of a shard are dealt to several trees, so that they may take different paths.
+
+    Returns:
+        order: the chunks, int64.
+        source: where each batch starts.
+        target: where each chunk of ``order`` ends.
+        batch_ptr: chunks of batch b are ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
+    """
+    kind, n = collective.traits, collective.num_ranks
+    src, dst = (collective.ends(end).astype(np.int64) for end in (kind.before, kind.after))
+    pair = equal_runs(src * n + dst)
+    count = np.repeat(np.diff(pair), np.diff(pair))
+    piece = np.arange(len(src)) - np.repeat(pair[:-1], np.diff(pair))
+    chunk = np.flatnonzero(src != dst)
+    src, dst, piece, count = src[chunk], dst[chunk], piece[chunk], count[chunk]
+    for turns in (*_TURNS, 1):
+        turn = piece * turns // count
+        keys = turn * n + src
+        batches = np.count_nonzero(np.bincount(keys))
+        if batches * links <= max(_WORK, _WORK_OF_A_RANK * n):
+            break
+    ahead = (dst - src) % n  # so that ranks do not all look at the same one first
+    order = np.lexsort((ahead, keys))
+    ptr = equal_runs(keys[order])
+    return chunk[order], src[order][ptr[:-1]], dst[order], ptr
+
+
+def _ticks(topology: Topology, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """For how long ``unit`` bytes occupy each link, and latencies, in ticks; int64 (links,)."""
+    fastest = float(topology.bandwidth.max())
+    busy = np.maximum(1, np.rint(_TICKS * fastest / topology.bandwidth))
+    per_second = _TICKS * fastest / unit
+    alpha = np.minimum(topology.alpha * per_second, _LATEST)
+    return np.minimum(busy, _LATEST).astype(np.int64), alpha.astype(np.int64)
+
+
+class _Waiting(NamedTuple):
+    """Sends that wait to leave, by the link that they cross first; all columns int64.
+
+    What links choose by stands here side by side: they look at thousands of sends for one.
+
+    Attributes:
+        first, count: those of link l are at ``first[l]..first[l] + count[l] - 1`` of the others.
+        send: the number of each.
+        last: the link at the end of its path.
+        lead: ticks that it takes to come there.
+        way: ticks that its chunk takes from here to where it ends, with nothing in its way.
+        begin, end: where in ``path_link`` the links behind the first are, up to there.
+    """
+
+    first: np.ndarray
+    count: np.ndarray
+    send: np.ndarray
+    last: np.ndarray
+    lead: np.ndarray
+    way: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+@kernel(cache=True, nogil=True)
+def _listed(path_ptr, path_link, stop, next_ptr, following, before, weight, busy, alpha):
+    """The sends in the order in which they start, and the step of each.
+
+    A link that is free takes, of the sends that wait for it, the one whose last link is free the
+    soonest after what it takes to come there; of several the one with the fullest link ahead of
+    it, by what each link has left to carry, and twice the time that its way takes with nothing in
+    it. Of rules tried on tori of 16 to 64 ranks this one alone was within 3 % of the fullest link's
+    load almost everywhere; the longest way first, and loads as they were at first, lost 30 %.
+
+    Args:
+        path_ptr, path_link: links of each send; those of a chunk follow one another.
+        stop: where in ``path_link`` the way of each send's chunk ends.
+        next_ptr, following: the sends that wait for each.
+        before: the send that each waits for; -1 for none.
+        weight: of each send.
+        busy, alpha: ticks for which a weight of 1 occupies each link, and until it arrives then.
+    """
+    sends, links = len(weight), len(busy)
+    left, first = np.zeros(links, np.int64), np.zeros(links, np.int64)
+    for i in range(sends):
+        first[path_link[path_ptr[i]]] += 1
+        for h in range(path_ptr[i], path_ptr[i + 1]):
+            left[path_link[h]] += weight[i] * busy[path_link[h]]
+    first = np.cumsum(first) - first
+    waiting = _Waiting(
+        first, np.zeros(links, np.int64), np.empty(sends, np.int64), np.empty(sends, np.int64),
+        np.empty(sends, np.int64), np.empty(sends, np.int64), np.empty(sends, np.int64),
+        np.empty(sends, np.int64),
+    )  # fmt: skip
+    for i in range(sends):
+        if before[i] < 0:
+            _wait(waiting, i, path_ptr, path_link, stop, weight, busy)
+    # Event i: send i has arrived; sends + l: link l may take a send.
+    awake, free = waiting.count > 0, np.zeros(links, np.int64)
+    times, events = np.empty(sends + links, np.int64), np.empty(sends + links, np.int64)
+    pending = done = 0
+    for link in range(links):
+        if awake[link]:
+            pending = heap.push(times, events, 0, pending, 0, sends + link)
+    order, step = np.empty(sends, np.int64), np.zeros(sends, np.int64)
+    on_link = np.zeros(links, np.int64)
+    while pending:
+        time, event = times[0], events[0]
+        pending = heap.pop(times, events, 0, pending)
+        if event < sends:
+            for a in range(next_ptr[event], next_ptr[event + 1]):
+                link = _wait(waiting, following[a], path_ptr, path_link, stop, weight, busy)
+                if not awake[link]:
+                    awake[link] = True
+                    start = max(time, free[link])
+                    pending = heap.push(times, events, 0, pending, start, sends + link)
+            continue
+        link = event - sends
+        i = _take(waiting, link, path_link, free, left, time)
+        order[done] = i
+        done += 1
+        at = time
+        for h in range(path_ptr[i], path_ptr[i + 1]):
+            on = path_link[h]
+            free[on] = max(at, free[on]) + weight[i] * busy[on]
+            left[on] -= weight[i] * busy[on]
+            at = free[on] + alpha[on]
+        ready = step[before[i]] + 1 if before[i] >= 0 else 0
+        step[i] = max(ready, on_link[link])
+        on_link[link] = step[i] + 1
+        if next_ptr[i + 1] > next_ptr[i]:
+            pending = heap.push(times, events, 0, pending, at, i)
+        awake[link] = waiting.count[link] > 0
+        if awake[link]:
+            pending = heap.push(times, events, 0, pending, free[link], sends + link)
+    return order, step
+
+
+@kernel(cache=True, nogil=True)
+def _wait(waiting, send, path_ptr, path_link, stop, weight, busy):
+    """Let a send wait for its first link, which is returned."""
+    begin, end = path_ptr[send], path_ptr[send + 1]
+    link = path_link[begin]
+    at, ticks = waiting.first[link] + waiting.count[link], weight[send] * busy[link]
+    waiting.count[link] += 1
+    waiting.send[at], waiting.last[at] = send, path_link[end - 1]
+    waiting.lead[at], waiting.way[at] = (end - 1 - begin) * ticks, (stop[send] - begin) * ticks
+    waiting.begin[at], waiting.end[at] = begin + 1, stop[send]
+    return link
+
+
+@kernel(cache=True, nogil=True)
+def _take(waiting, link, path_link, free, left, time):
+    """The send that a link takes, no longer waiting."""
+    begin, count = waiting.first[link], waiting.count[link]
+    best, soonest, fullest = begin, np.int64(2**62), np.int64(0)
+    for k in range(begin, begin + min(count, _LOOKED_AT)):
+        last = waiting.last[k]
+        wait = max(free[last] - waiting.lead[k] - time, 0)
+        if wait > soonest:
+            continue
+        most = np.int64(0)
+        if waiting.end[k] - waiting.begin[k] == 1:  # nearly all of a switch: read nothing else
+            most = left[last]
+        else:
+            for h in range(waiting.begin[k], waiting.end[k]):
+                most = max(most, left[path_link[h]])
+        most += 2 * waiting.way[k]
+        if wait < soonest or most > fullest:
+            best, soonest, fullest = k, wait, most
+    send, end = waiting.send[best], begin + count - 1
+    waiting.count[link] = count - 1
+    waiting.send[best], waiting.last[best] = waiting.send[end], waiting.last[end]
+    waiting.lead[best], waiting.way[best] = waiting.lead[end], waiting.way[end]
+    waiting.begin[best], waiting.end[best] = waiting.begin[end], waiting.end[end]
+    return send
