@@ -262,8 +262,10 @@ def write() -> list[str]:
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text()
         if _BLOCK.search(text):
-            write_text(path, generated(text))
             found.append(path.name)
+            # Benchmarks write after every row, while somebody may be editing the page.
+            if (now := generated(text)) != text:
+                write_text(path, now)
     return found
 
 
@@ -416,7 +418,7 @@ def _where() -> str:
         cells.append([kind, size])
         for order in orders:
             found = [row for row in these if row["order"] == order]
-            first = [f"{each.name} {each.fastest}" for each in choosing.counts(found)[:3]]
+            first = [f"{c.name} {c.fastest}" for c in choosing.counts(found)[:3] if c.fastest]
             cells[-1].append(f"{', '.join(first)} (of {len(found)})" if found else None)
     return table(["collective", "size", *(f"order `{order}`" for order in orders)], cells)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import choosing
+from experiments import choosing, recording
 from experiments.benchmarks.default import which_synthesizer
+from jaxcoll.synth import SYNTHESIZERS
 
 NAMES = "abcd"
 RATIOS = st.sampled_from([1.0, 1.005, 1.03, 1.2, 3.0])
@@ -72,9 +74,16 @@ def test_the_fastest_come_first_and_those_within_a_hundredth_count():
     assert choosing.fastest(row) == ["tacos", "ring"]
 
 
-def test_rows_of_a_network_are_recorded_and_not_run_a_second_time(tmp_path, monkeypatch, capsys):
-    from experiments import recording
+def test_the_page_places_every_synthesizer_and_names_no_other():
+    """A new one is among the five, or a baseline: its author says which."""
+    page = (recording.ROOT / "docs/which-synthesizer.md").read_text(encoding="utf-8")
+    prose = re.sub(r"<!-- rows.*?<!-- end of rows -->", "", page, flags=re.DOTALL)
+    said = set(re.findall(r"`([a-z0-9_]+)`", prose)) - {"links", "steps", "rounds"}
+    names = set(SYNTHESIZERS)
+    assert said - {"which_synthesizer"} == names
 
+
+def test_rows_of_a_network_are_recorded_and_not_run_a_second_time(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recording, "WHICH", tmp_path / "which.json")
     monkeypatch.setattr(recording, "write", list)
     monkeypatch.chdir(tmp_path)
