@@ -12,9 +12,9 @@ Any may also count the heads of packets, or one head per message (``Framing``).
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
 first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
-``simulate_in_network`` times collectives whose switches copy and add (NVLS, SHARP), which no
-schedule can hold. ``sum_orders`` replays additions instead of time. It knows the core types only,
-no synthesizer.
+``simulate_together`` times schedules that share wires, and ``simulate_in_network`` collectives
+whose switches copy and add (NVLS, SHARP), which no schedule can hold. ``sum_orders`` replays
+additions instead of time. It knows the core types only, no synthesizer.
 """
 
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
@@ -30,6 +30,7 @@ from jaxcoll.simulation.link_models import (
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.schedules import simulate, steady_seconds, sum_orders
 from jaxcoll.simulation.timeline import PACKETS, WHOLE, Clock, Framing, Timeline
+from jaxcoll.simulation.together import Together, simulate_together
 
 __all__ = [
     "ASTRA",
@@ -47,11 +48,13 @@ __all__ = [
     "NativeCost",
     "NetworkTree",
     "Timeline",
+    "Together",
     "link_model",
     "simulate",
     "simulate_in_network",
     "simulate_messages",
     "simulate_multicast",
+    "simulate_together",
     "steady_seconds",
     "sum_orders",
 ]

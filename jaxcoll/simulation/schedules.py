@@ -166,19 +166,26 @@ def _durations(
     costs: ExecutionCosts | None,
 ) -> Durations:
     """The clock, the case of each hop, and how long a case takes."""
+    nbytes, which = message_sizes(schedule, size, framing)
+    if len(nbytes) > 1 and len(hop_link) > len(which):
+        which = np.repeat(which, np.diff(hop_ptr))
+    found = durations(schedule.topology, nbytes, which, hop_link, model)
+    if costs is not None and costs.is_forwarded and model.is_linear and not model.alpha_occupies:
+        return _packet_by_packet(found, hop_ptr)
+    return found
+
+
+def message_sizes(
+    schedule: Schedule, size: Fraction, framing: Framing | None
+) -> tuple[list[Fraction], np.ndarray]:
+    """The distinct sizes of messages in bytes, heads included, and the number of each message's."""
     weight, total = common_parts(schedule.collective)
     if (weight == weight[0]).all():
         weights = np.diff(schedule.message_ptr) * weight[0]
     else:
         weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
     sizes, which, _ = _distinct(weights, int(weights.max(initial=0)) + 1)
-    nbytes = framed([size * int(w) / total for w in sizes], framing)
-    if len(sizes) > 1 and len(hop_link) > len(weights):
-        which = np.repeat(which, np.diff(hop_ptr))
-    found = durations(schedule.topology, nbytes, which, hop_link, model)
-    if costs is not None and costs.is_forwarded and model.is_linear and not model.alpha_occupies:
-        return _packet_by_packet(found, hop_ptr)
-    return found
+    return framed([size * int(w) / total for w in sizes], framing), which
 
 
 def _packet_by_packet(found: Durations, hop_ptr: np.ndarray) -> Durations:
