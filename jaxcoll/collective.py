@@ -40,9 +40,9 @@ class Collective:
     Attributes:
         kind: the name of a kind; ``traits`` is the kind itself.
         num_ranks: ranks of the network, of which the groups are made.
-        chunks_per_shard: chunks in a shard (k); of pairs of unequal shares, in the largest that goes
-            to another rank, and the others have as few, of the divisors of k, as make their chunks
-            no larger (``PairShares.chunks``). Where these have 1, ``synthesize`` may cut them.
+        chunks_per_shard: chunks in a shard (k); of pairs of unequal shares, in the largest between
+            two ranks, and the others have as few, of the divisors of k, as make their chunks no
+            larger (``PairShares.chunks``). Where these have 1, ``synthesize`` may cut them.
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some

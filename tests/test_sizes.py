@@ -39,7 +39,11 @@ EXEMPT = {
     },
     "jaxcoll/synth/forestcoll/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
     "jaxcoll/synth/routing/soft_distances.py": {"soft_flows": KERNEL, "_split": KERNEL},
-    "jaxcoll/synth/routing/min_congestion.py": {"route": KERNEL, "_cheapest": KERNEL},
+    "jaxcoll/synth/routing/min_congestion.py": {
+        "route": KERNEL,
+        "_cheapest": KERNEL,
+        "_add": KERNEL,
+    },
     "jaxcoll/synth/routing/open_shop.py": {"_listed": KERNEL},
     "jaxcoll/synth/routing/time_stepped.py": {
         "_walk_back": KERNEL,

@@ -112,7 +112,7 @@ def as_collective(topology: Topology, collective: str | Collective) -> Collectiv
             f"the collective is for {collective.num_ranks} ranks, {topology} has "
             f"{topology.num_ranks}"
         )
-    # Bounds know what goes from rank to rank, and not where parts of other sizes are copied or added.
+    # Bounds know what goes from rank to rank, not where parts of several sizes are copied or added.
     return collective if collective.pair_shares else collective.with_equal_shards("a bound")
 
 

@@ -142,9 +142,9 @@ def synthesize(
         elif problem.collective.shares is not None and not maker.names:
             maker = ForestColl()
     # Shares say nothing of how their shards are cut: whole ones are left to the synthesizer.
-    if isinstance(maker, OpenShop) and problem.collective.pair_shares is not None:
-        if problem.collective.chunks_per_shard == 1:
-            problem = problem.of(maker.cut(problem.topology, problem.collective))
+    what = problem.collective
+    if isinstance(maker, OpenShop) and what.pair_shares and what.chunks_per_shard == 1:
+        problem = problem.of(maker.cut(problem.topology, what))
     # Nobody waits for minutes without a word; who wants none gives False.
     is_long = progress is None and problem.topology.num_ranks > _MANY_RANKS
     told = unasked if is_long else functools.partial(reporting, progress, error=CollectiveError)

@@ -1,4 +1,4 @@
-"""All-to-all of unequal shares: chunks, sizes, duals and files by the definition, and refusals."""
+"""Unequal shares of an all_to_all: chunks, sizes, duals and files by the definition."""
 
 import itertools
 from fractions import Fraction
@@ -13,7 +13,6 @@ from jaxcoll.collective import Collective, common_parts
 from jaxcoll.errors import CollectiveError, FormatError
 from jaxcoll.io import json
 from jaxcoll.pair_shares import PairShares
-
 
 WHOLE = st.integers(0, 40)
 

@@ -52,7 +52,8 @@ def test_the_checker_is_small_enough_to_be_read():
     """Of each format, the lines that its proof rests on."""
     lines = {path.stem: len(path.read_text().splitlines()) for path in CHECKER}
     assert lines["native"] + lines["contents"] + lines["kinds"] <= 600
-    assert lines["schedule_file"] + lines["fields"] <= 430
+    # Of these some sixty say how unequal pairs are cut, and that nobody outside a group helps.
+    assert lines["schedule_file"] + lines["fields"] <= 492
     assert lines["plans"] + lines["contents"] + lines["order"] <= 600
     assert lines["plan_file"] + lines["plan_order"] <= 480
     assert lines["hlo"] + lines["hlo_order"] <= 620
