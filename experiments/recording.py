@@ -455,12 +455,30 @@ def _who_wins() -> str:
     return table(header, cells)
 
 
+def _who_wins_by_machine() -> str:
+    rows, cells = json.loads(WHO_WINS.read_text())["rows"], []
+    for machine in dict.fromkeys(row["machine"] for row in rows):
+        of = [row for row in rows if row["machine"] == machine]
+        counts = [
+            sum(row["answer"] == answer for row in of) for answer in ("no", "yes", "cannot be told")
+        ]
+        shares = [row["share"] for row in of if row["share"] is not None]
+        said = f"{min(shares):.2f} to {max(shares):.2f}" if shares else ""
+        forced = [row["forced_seconds"] / row["own_seconds"] for row in of if row["forced"]]
+        cells.append([machine, *counts, said, f"{min(forced):.2f}" if forced else ""])
+    header = [
+        "machine", "no", "yes", "cannot be told", "our fastest, of its own",
+        "forced there, of its own, least",
+    ]  # fmt: skip
+    return table(header, cells)
+
+
 def _who_wins_on_cables() -> str:
     rows = [row for row in _rows("wires") if "over lax" in row and row["network"] != "all"]
     cells = [
         [
             row["network"], row["collective"], f"{row['KiB']:g} KiB", row["runs"],
-            f"{row['ms'] / row['over lax']:.3g}", f"{row['ms']:.3g}", f"{row['over lax']:.2f}",
+            _ms(row["ms"] / row["over lax"] / 1e3), _ms(row["ms"] / 1e3), f"{row['over lax']:.2f}",
         ]
         for row in rows
         if row["program"] == "default" and row["runs"] != "jax.lax"
@@ -547,6 +565,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "pays": _pays,
     "collbench": _collbench,
     "who-wins": _who_wins,
+    "who-wins-by-machine": _who_wins_by_machine,
     "who-wins-on-cables": _who_wins_on_cables,
     "thousands": _thousands,
     "which-few": _few,

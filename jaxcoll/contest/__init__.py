@@ -85,6 +85,7 @@ class Verdict:
         seconds: of that schedule; None where there is none.
         factor: within which these seconds are taken to be right.
         bound_seconds: what no schedule can beat by the links' data sheet.
+        floor_seconds: what nothing can beat by it, switches that copy and add counted.
         forced: the fastest algorithm that was forced there, where it is faster than its own.
     """
 
@@ -94,6 +95,7 @@ class Verdict:
     seconds: float | None
     factor: float
     bound_seconds: float
+    floor_seconds: float
     forced: Forced | None
 
     @property
@@ -102,7 +104,14 @@ class Verdict:
         return None if self.own is None or self.seconds is None else self.seconds / self.own.seconds
 
     @property
+    def is_beyond_links(self) -> bool:
+        """Whether the own time is below what the links can do at all: the network has others."""
+        return self.own is not None and self.own.seconds < self.floor_seconds
+
+    @property
     def answer(self) -> Answer:
+        if self.is_beyond_links:
+            return Answer.OPEN
         if self.own is not None and self.bound_seconds >= self.own.seconds:
             return Answer.NO
         if self.share is None or 1 / self.factor <= self.share <= self.factor:
@@ -117,6 +126,8 @@ class Verdict:
     def _why(self) -> str:
         if self.own is None:
             return "nobody has published a time of its own at this size"
+        if self.is_beyond_links:
+            return "its own is measured to be faster than these links can be: the machine has more"
         if self.bound_seconds >= self.own.seconds:
             return "its own is measured to be faster than any schedule can be by the data sheet"
         if self.share is None:
@@ -139,6 +150,7 @@ class Contest:
         own: the machine's own collective at each size, the fastest table; None where none has it.
         forced: the fastest algorithm that was forced at each; None where none is faster.
         bounds: seconds at each that no schedule can beat by the links' data sheet.
+        floors: the same with switches that copy and add, which nothing can beat.
         price: of our schedules.
     """
 
@@ -149,6 +161,7 @@ class Contest:
     own: tuple[Reported | None, ...]
     forced: tuple[Forced | None, ...]
     bounds: tuple[float, ...]
+    floors: tuple[float, ...]
     price: Price
 
     def entries(
@@ -222,7 +235,7 @@ class Contest:
             seconds, best = min(timed, key=lambda each: each[0]) if timed else (None, None)
             verdicts.append(Verdict(
                 nbytes, self.own[i], best, seconds, self.price.factor(nbytes), self.bounds[i],
-                self.forced[i],
+                self.floors[i], self.forced[i],
             ))  # fmt: skip
         return tuple(verdicts)
 
@@ -277,8 +290,11 @@ def contest(
         for nbytes, mine in zip(counts, own, strict=True)
     ]
     least = tuple(bound(topology.forwarding_only(), what, nbytes).time for nbytes in counts)
+    floors = least
+    if topology.in_network:
+        floors = tuple(bound(topology, what, nbytes).time for nbytes in counts)
     price = price_of(machine, topology)
-    return Contest(machine, topology, what, counts, tuple(own), tuple(forced), least, price)
+    return Contest(machine, topology, what, counts, tuple(own), tuple(forced), least, floors, price)
 
 
 def _forced(machine: Machine, kind: str, ranks: int, nbytes: float, own: float) -> Forced | None:

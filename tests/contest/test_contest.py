@@ -123,6 +123,17 @@ def test_where_switches_add_no_schedule_can_be_as_fast():
     assert "faster than any schedule can be" in verdict.reason
 
 
+def test_where_the_own_time_is_below_that_of_the_links_nothing_is_said():
+    # Fugaku's network has six dimensions: between 64x64 nodes there are more links than a torus's.
+    verdict = held("fugaku-64x64", "all_to_all", 2**26, [])
+    assert own_seconds(verdict) < verdict.floor_seconds == verdict.bound_seconds
+    assert verdict.answer is Answer.OPEN
+    assert "the machine has more" in verdict.reason
+    # NVLS is below the bound of schedules, and above that of its switches.
+    adding = held("h100-host", "all_reduce", 2**30, [])
+    assert adding.floor_seconds < own_seconds(adding) < adding.bound_seconds
+
+
 def test_on_a_torus_whose_software_sends_around_one_ring_the_answer_is_yes():
     verdict = held("fugaku-4x4x4", "reduce_scatter", 2**26, ["bucket"])
     assert (verdict.answer, verdict.best) == (Answer.YES, "bucket")
