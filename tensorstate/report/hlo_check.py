@@ -272,7 +272,7 @@ class HloComparison:
     def _verdict(self) -> list[str]:
         if self.agrees or not self.is_explained:
             return ["bytes agree" if self.agrees else "bytes do not agree"]
-        lines = ["bytes agree but for"]
+        lines = ["bytes agree"]
         if any(row.is_widened for row in self.rows):
             lines.append(
                 "  floats of 16 and 8 bits: XLA on CPU sends them wider; compiled for GPU or TPU "
@@ -310,7 +310,8 @@ class HloComparison:
             lines.append(f"  {name:44} {row.predicted_bytes:>16,}{row.compiled_bytes:>16,}")
         per = ", those of loops whose length depends on data per iteration"
         verdict, *causes = self._verdict()
-        return "\n".join([*lines, verdict + per * bool(self.unknown_loops), *causes])
+        verdict += per * bool(self.unknown_loops) + " but for" * bool(causes)
+        return "\n".join([*lines, verdict, *causes])
 
 
 def compare_with_hlo(

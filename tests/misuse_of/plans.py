@@ -127,7 +127,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.Plan.rules": (PLAN.rules, {"names": {"w": ("in", "out")}, "solver": None}),
     "ts.SavedPlan.on": (
         SavedPlan(plan_file(PLAN.problem, PLAN.result, PLAN.options)).on,
-        {"step": step, "abstract_args": ARGS, "network": None, "hardware": None},
+        {
+            "step": step, "abstract_args": ARGS, "network": None, "hardware": None,
+            "changed": "search",
+        },
     ),
     "ts.Plan.html": (PLAN.html, {"title": "Plan"}),
     "ts.Plan.explain": (PLAN.explain, {"tensor": "w"}),
