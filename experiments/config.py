@@ -359,9 +359,13 @@ def checked(name: str, composed: DictConfig) -> Any:
     values = typing.cast(
         dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     )
+    made = EXPERIMENTS[name].load_config()
     if not presets(name):
+        if issubclass(made, StudyConfig):
+            files = " and ".join(f"configs/preset/{name}/{size}.yaml" for size in SIZES)
+            raise ConfigError(f"{name} is a study, which has two sizes: write {files}")
         del values["size"]
-    return build(EXPERIMENTS[name].load_config(), values)
+    return build(made, values)
 
 
 ENDED, ROWS = "ended.yaml", "rows.csv"

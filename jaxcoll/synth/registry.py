@@ -1,7 +1,7 @@
-"""The registry: every synthesizer by name, in the order in which auto counts them.
+"""The registry: every synthesizer by name, in the order that auto uses.
 
-Adding one takes its file and its line here; what auto tries of it, and with how many chunks, it
-says itself (``Synthesizer.variants``). ``synthesize``, auto, the benchmarks, the command line and
+To add one, write its file and add a line here. The synthesizer itself says which of its variants
+auto tries, and with how many chunks (``Synthesizer.variants``). ``synthesize``, auto, the benchmarks, the command line and
 the site read this list.
 """
 

@@ -169,9 +169,9 @@ def mean_hops(topology: Topology) -> float:
     return float(hop_distances(topology).mean())
 
 
-# By how much the work of a kind counts more or less when auto chooses what to try next. Those that
-# meet bounds on 1,024 ranks (the cascade on grids, trees elsewhere) come first, those that know the
-# grid but fill its links only now and then later, those that know nothing of the network last.
+# Weights on the estimated work, by which auto orders its candidates. Synthesizers that meet bounds
+# on 1,024 ranks (the cascade on grids, trees elsewhere) come first. Those that know the grid but
+# rarely fill its links come later, and those that know nothing of the network come last.
 FIRST, SOON, LATER, LAST = 0.25, 0.5, 2.0, 4.0
 # Chunk counts of pipelines: up to 256 pieces, after which a piece is mostly latency.
 DOUBLINGS = tuple(2**i for i in range(9))

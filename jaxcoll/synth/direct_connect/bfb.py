@@ -1,9 +1,9 @@
 """Breadth-First Broadcast: shards reach the ranks at distance t in step t, by balanced links.
 
 Every shard takes shortest paths only, so an all_gather takes as many steps as the diameter, and
-which ranks receive what in which step is known before anything is solved. Free is only by which of
-its neighbours a rank gets a shard. That is chosen so that the busiest link into the rank carries as
-little as can be, for every rank and step by itself: the problems share no link into a rank.
+which ranks receive what in which step is known before anything is solved. The only freedom is which
+neighbour a rank gets a shard from. It is used to keep the load of the busiest link into the rank as
+low as possible, for every rank and step separately: no two of these problems share a link.
 
 On a ring of 4 ranks with links both ways, rank 0 gets the shards of ranks 1 and 3 in step 1, one
 over each link. In step 2 both neighbours have the shard of rank 2, and half of it comes over each
@@ -64,9 +64,9 @@ class Bfb(Synthesizer):
     schedule has a lower T_B (Thm. 16), and with ``Bfb.chunks(topology)`` chunks per shard, or a
     multiple of them, rounding loses nothing.
 
-    Where links differ, a step is to take the least time (A.12): a link of latency alpha and
-    bandwidth B takes as many chunks as it carries in (time - alpha), so that it is left out if its
-    latency alone is more than the step takes. That depends on the bytes.
+    Where links differ, a step takes the least possible time (A.12): a link of latency alpha and
+    bandwidth B takes as many chunks as it carries in (time - alpha), and a link whose latency is
+    longer than the step is skipped. The result depends on the number of bytes.
 
     Groups are gathered along the links between their own ranks.
 
