@@ -133,7 +133,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Placement": (jc.grid.Placement, fields_of(PLACEMENT)),
     "Collective": (
         jc.Collective,
-        {"kind": "broadcast", "num_ranks": 4, "chunks_per_shard": 2, "groups": None, "root": 1},
+        {"kind": "broadcast", "num_ranks": 4, "chunks_per_shard": 2, "groups": None, "root": 1,
+         "helpers": True},
     ),
     "Collective.relabel": (GATHER.relabel, {"permutation": (1, 2, 3, 0)}),
     "Collective.with_kind": (GATHER.with_kind, {"kind": "reduce_scatter"}),
@@ -214,6 +215,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "framing": FRAMING,
         },
     ),
+    "simulate_together": (
+        simulation.simulate_together,
+        {"schedules": [SCHEDULE], "nbytes": 1e6, "model": "tacos"},
+    ),
     "bound": (
         jc.bound,
         {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
@@ -253,7 +258,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.synthesize,
         {
             "topology": RING, "collective": "broadcast", "synthesizer": "tacos", "chunks": 1,
-            "groups": None, "root": 0, "seed": 0, "model": "tacos", "progress": None,
+            "groups": None, "root": 0, "helpers": True, "seed": 0, "model": "tacos",
+            "progress": None,
         },
     ),
     "synthesizer_named": (synth.synthesizer_named, {"synthesizer": "ring"}),

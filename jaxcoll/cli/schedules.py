@@ -398,22 +398,29 @@ def verify(schedule, network_name, as_json) -> int:
     help="Of the last size, for ASTRA-sim: PREFIX.RANK.et.",
 )  # fmt: skip
 @click.option("--nccl-tests", "table_path", type=click.Path(), help="As nccl-tests prints them.")
+@click.option(
+    "--beside", type=click.Path(), metavar="FILE", multiple=True,
+    help="Runs at the same time on the same wires.",
+)  # fmt: skip
 @execution_option
 @_network_of_file
 @as_json
-def simulate(schedule, size, model, execution, network_name, as_json, **written) -> int:
+def simulate(schedule, size, model, beside, execution, network_name, as_json, **written) -> int:
     """Time a schedule link by link at one or more sizes.
 
     \b
     jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB --nccl-tests times.txt
     jaxcoll simulate schedule.json --size 1GiB --trace trace.json.gz
     jaxcoll simulate schedule.json --size 1GiB --chakra traces/all_reduce
+    jaxcoll simulate rows.json --beside columns.json --size 25MB
     """
     import jaxcoll as jc
     from jaxcoll.simulation import link_model
 
     model = link_model(model or "astra")
-    read = read_schedule(schedule, _network(network_name))
+    if beside and execution is not None:
+        raise click.UsageError("--beside is timed link by link; leave out --execution")
+    read, *others = (read_schedule(path, _network(network_name)) for path in (schedule, *beside))
     # Refused before the work: a file that could not be written after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
@@ -443,6 +450,7 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
+    shared = _together([schedule, *beside], [read, *others], size, model, as_json)
     if trace is not None:
         jc.io.traces.save(trace, runs[-1])
     if prefix is not None:
@@ -451,8 +459,30 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
         jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
     if as_json:
         facts = {**described(read), "model": model.name, **order_facts(execution)}
-        print_json({**facts, "rows": rows})
+        print_json({**facts, "rows": rows, **({"together": shared} if shared else {})})
     return 0
+
+
+def _together(names, schedules, sizes, model, as_json) -> list[dict[str, Any]]:
+    """What schedules on the same wires cost each other, printed; nothing of one alone."""
+    from jaxcoll.simulation import simulate_together
+
+    rows: list[dict[str, Any]] = []
+    for nbytes in sizes if len(schedules) > 1 else ():
+        with working(f"timing all at {size_text(nbytes)}"):
+            found = simulate_together(schedules, nbytes, model)
+        for name, alone, both, times in zip(
+            names, found.alone, found.together, found.slowdown, strict=True
+        ):
+            rows.append(
+                {"nbytes": nbytes, "schedule": name, "alone_seconds": alone, "seconds": both}
+            )
+            if not as_json:
+                click.echo(
+                    f"together, {size_text(nbytes)}: {name} takes {time_text(both)}, {times:.2f} "
+                    f"times its {time_text(alone)} alone"
+                )
+    return rows
 
 
 @click.command()

@@ -127,7 +127,7 @@ def _run(schedules: Sequence[Schedule], sizes: Sequence, model: LinkModel) -> tu
     last = hops.ptr[1:] - 1
     end = start[last] + hops.delay[hops.case[last]]
     done = [end[own == j].max(initial=0) for j in range(len(schedules))]
-    return tuple(float(found.clock.seconds(ticks)) for ticks in done)
+    return tuple(found.clock.seconds(np.asarray(done)).tolist())
 
 
 def _queues(

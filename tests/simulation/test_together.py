@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxcoll import io
+from jaxcoll.cli import main
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.simulation import LinkModel, simulate, simulate_together, steady_seconds
@@ -13,7 +17,7 @@ from jaxcoll.synth import Direct, Ring, synthesize
 from jaxcoll.topologies import dgx_h100, ring, torus
 from tests import strategies
 
-SPEED = {"alpha": 1e-6, "bandwidth": 50e9}
+SPEED: dict[str, Any] = {"alpha": 1e-6, "bandwidth": 50e9}
 
 
 @settings(max_examples=40)
@@ -87,3 +91,15 @@ def test_what_cannot_be_together_is_refused():
     law = LinkModel("mine", law=lambda link, nbytes, serial, alpha, ready, start: (serial, alpha))
     with pytest.raises(ScheduleError, match="'mine' is a law"):
         simulate_together([one], 1e6, law)
+
+
+def test_the_command_line_says_what_they_cost_each_other(tmp_path, capfd):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    for path in (one, two):
+        io.save(path, synthesize(ring(4, **SPEED), "all_gather", "ring", chunks=1))
+    assert main(["simulate", str(one), "--beside", str(two), "--size", "1MB"]) == 0
+    said = capfd.readouterr().out
+    assert said.count("together, 1MB: ") == 2
+    assert "2.00 times its" in said
+    assert main(["simulate", str(one), "--beside", str(two), "--execution", "gpu"]) == 2
+    assert "leave out --execution" in capfd.readouterr().err
