@@ -79,8 +79,8 @@ class OpenShop(Synthesizer):
         pieces: the fewest into which the bytes of the narrowest part of the network are cut, be it
             a rank, a host or a rack.
         passes: how many times every piece is routed.
-        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 the
-            largest came closest to the bound on tori.
+        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 those
+            from 8 on came closest to the bound on tori.
 
     Raises:
         CollectiveError: a field out of range.
@@ -88,8 +88,8 @@ class OpenShop(Synthesizer):
 
     nbytes: float = 2**26
     pieces: int = 32
-    passes: int = 3
-    power: int = 10
+    passes: int = 4
+    power: int = 8
 
     name: ClassVar[str] = "open_shop"
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
