@@ -217,7 +217,8 @@ def _write_collective(collective: Collective) -> dict:
     pairs = collective.pair_shares
     if pairs is not None:
         return said | {"shares": pairs.as_lists()}
-    return said if collective.shares is None else said | {"shares": list(collective.shares)}
+    shares = collective.shares
+    return said | {"shares": list(shares)} if isinstance(shares, tuple) else said
 
 
 def _read_shares(value: object, name: str) -> tuple[int, ...] | np.ndarray:
