@@ -186,4 +186,4 @@ def _exact(value: object, row: int, column: int) -> int | Fraction:
         )
     if isinstance(value, (int, np.integer)):
         return int(value)
-    return Fraction(value.numerator, value.denominator)
+    return Fraction(int(value.numerator), int(value.denominator))

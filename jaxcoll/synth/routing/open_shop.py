@@ -11,11 +11,15 @@ permutations one after another between hosts, so that no port is sent to by seve
 There may be as many permutations as pairs, and each cuts every message. Here shards are cut into
 equal pieces, of at most a 32nd of all bytes of the busiest port, host or rack, and a list
 schedule does the rest: a free port sends next to the port that is free the soonest, and of several
-to the one that has the most left to get, for which the end waits. On three ranks that send
+to the one that has the most left to get, for which the end waits. Of three ranks that send
 
-    0 4 1        rank 1 gets 12 in all. While rank 2 sends to it, 0 sends to 2 and 1 to 0;
-    2 0 2        then 0 sends to it, and 1 to 2. It is never idle, and no two send to it at once.
+    0 4 1        rank 1 gets 12 and is never idle. Rank 0, which may send it a piece while rank 2
+    2 0 2        does, or one to rank 2, takes the latter: rank 2 is free.
     0 8 0
+
+A port that has nothing else to send does not wait: its piece does, at the switch. FAST would hold
+it back, as real switches pause or drop what queues for long; near the end of a hot port there is
+some.
 
 Where several paths lead from rank to rank, pieces are first routed so that the fullest link carries
 the least (``route`` of ``min_congestion``). So what a hot rank gets comes over all links into it;
@@ -75,8 +79,8 @@ class OpenShop(Synthesizer):
         pieces: the fewest into which the bytes of the narrowest part of the network are cut, be it
             a rank, a host or a rack.
         passes: how many times every piece is routed.
-        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 the
-            largest came closest to the bound on tori.
+        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 those
+            from 8 on came closest to the bound on tori.
 
     Raises:
         CollectiveError: a field out of range.
@@ -84,8 +88,8 @@ class OpenShop(Synthesizer):
 
     nbytes: float = 2**26
     pieces: int = 32
-    passes: int = 3
-    power: int = 10
+    passes: int = 4
+    power: int = 8
 
     name: ClassVar[str] = "open_shop"
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
