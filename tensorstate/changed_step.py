@@ -82,18 +82,21 @@ def adapt(
         return tuple(kept)
 
     batch = content.batch and renamed.get(content.batch, content.batch)
-    asked = (graph, network, hardware, content.options)
-    asked += (_pins(content, graph, network, hardware, renamed),)
-    more = {
-        "microbatches": content.microbatches,
+    pins = _pins(content, graph, network, hardware, renamed)
+    asked = {
+        "network": network,
+        "hardware": hardware,
+        "options": content.options,
+        "counts": content.microbatches,
         "batch": batch,
         "stages": content.stages,
         "schedule": None if content.stages is None else content.schedule,
     }
     try:
-        plan = search_narrowed(*asked, narrow, **more)  # type: ignore[arg-type]
+        plan = search_narrowed(graph, pins, narrow, **asked)
     except PlanError:  # a memory limit, mostly, which a larger batch exceeds as it was planned
-        plan, free = search_narrowed(*asked, None, **more), {*range(len(graph.operators))}  # type: ignore[arg-type]
+        plan = search_narrowed(graph, pins, None, **asked)
+        free = {*range(len(graph.operators))}
     method = f"{plan.result.method}, {len(free)} of {len(graph.operators)} operators searched"
     result = dataclasses.replace(plan.result, method=method, bound=-math.inf)
     return Adapted(dataclasses.replace(plan, result=result), len(free))

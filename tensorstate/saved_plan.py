@@ -83,17 +83,7 @@ class SavedPlan:
         traced = content.loop_form, content.pad_to
         graph = graph_of(step, abstract_args, *traced, context=content.context)
         graph = regrouped(graph, content.untied)
-        network = content.network if network is None else network
-        hardware = content.hardware if hardware is None else hardware
-        if network is None or hardware is None:
-            raise PlanError(
-                "the file does not hold the network and the hardware of the search, which were the "
-                "user's own: give network= and hardware="
-            )
-        checks.instance(network, CollectiveCostModel, "network", PlanError)
-        checks.instance(hardware, Hardware, "hardware", PlanError)
-        if network.mesh != content.mesh:
-            raise PlanError(f"the plan is for {content.mesh}, the network prices {network.mesh}")
+        network, hardware = self._priced_by(network, hardware)
         # Arguments first: a step with others may not split into these microbatches.
         difference = content.leaf_difference(graph)
         if difference is None:
@@ -110,17 +100,28 @@ class SavedPlan:
         if difference is not None and changed == "refuse":
             raise PlanError(f"the plan was made for another step: {difference}")
         if difference is not None:
-            adapted = adapt(content, graph, network, hardware, difference)
-            warnings.warn(
-                f"the step is not as it was planned: {difference}. Of its "
-                f"{len(graph.operators)} operators {adapted.searched} were searched, the "
-                "others are as planned",
-                stacklevel=2,
-            )
-            return adapted.plan
+            return _adapted(content, graph, network, hardware, difference)
         # A file may come from anywhere: its decisions are checked like a person's.
         content.check_decisions(problem)
         return Plan(problem, content.result(problem), content.options)
+
+    def _priced_by(
+        self, network: CollectiveCostModel | None, hardware: Hardware | None
+    ) -> tuple[CollectiveCostModel, Hardware]:
+        """The network and the hardware that were given, or else those of the file."""
+        content = self.content
+        network = content.network if network is None else network
+        hardware = content.hardware if hardware is None else hardware
+        if network is None or hardware is None:
+            raise PlanError(
+                "the file does not hold the network and the hardware of the search, which were the "
+                "user's own: give network= and hardware="
+            )
+        checks.instance(network, CollectiveCostModel, "network", PlanError)
+        checks.instance(hardware, Hardware, "hardware", PlanError)
+        if network.mesh != content.mesh:
+            raise PlanError(f"the plan is for {content.mesh}, the network prices {network.mesh}")
+        return network, hardware
 
     def __str__(self) -> str:
         content, predicted = self.content, self.content.predicted
@@ -131,6 +132,23 @@ class SavedPlan:
             f"{report.seconds(content.found['objective'])} per step, "
             f"{report.size(predicted['memory'])} per device. saved.on(step, abstract_args) is it"
         )
+
+
+def _adapted(
+    content: PlanFile,
+    graph: Graph,
+    network: CollectiveCostModel,
+    hardware: Hardware,
+    difference: str,
+) -> Plan:
+    """The plan of a step that has changed, with a warning that says so."""
+    adapted = adapt(content, graph, network, hardware, difference)
+    warnings.warn(
+        f"the step is not as it was planned: {difference}. Of its {len(graph.operators)} operators "
+        f"{adapted.searched} were searched, the others are as planned",
+        stacklevel=3,
+    )
+    return adapted.plan
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> SavedPlan:

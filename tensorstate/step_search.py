@@ -187,40 +187,26 @@ def search(
 
 
 def search_narrowed(
-    graph: Graph,
-    network: CollectiveCostModel,
-    hardware: Hardware,
-    options: SearchOptions,
-    pin: Mapping[str, Spec],
-    narrow: Narrow | None,
-    *,
-    microbatches: int = 1,
-    batch: str | None = None,
-    stages: str | None = None,
-    schedule: Schedule | None = None,
+    graph: Graph, pin: Mapping[str, Spec], narrow: Narrow | None, **question: Any
 ) -> Plan:
     """The best plan among some strategies, of a step whose arguments are checked elsewhere.
 
     Args:
         narrow: takes strategies away that pins leave.
+        question: network, hardware and options, numbers of microbatches as ``counts``, batch,
+            stages and their schedule, as of a search.
 
     Raises:
         PlanError: as for ``search``.
     """
     return _Question(
-        options=options,
-        counts=microbatches,
+        graph=untie(graph, pin, {}),
         pin=pin,
+        narrow=narrow,
         forbid={},
-        network=network,
-        hardware=hardware,
-        batch=batch,
-        stages=stages,
-        schedule=schedule,
         solver=Auto(),
         progress=None,
-        graph=untie(graph, pin, {}),
-        narrow=narrow,
+        **question,
     ).plan()
 
 

@@ -48,6 +48,34 @@ def apply_constraints(
         _pinned_by_step(problem, class_id, tuple(of_class))
         for class_id, of_class in enumerate(strategies)
     ]
+    by_name = _pin(problem, remaining, pin)
+    for pattern, axes in forbid.items():
+        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
+        for class_id, tensors in _matched(problem, pattern, named(problem.graph, pattern)).items():
+            remaining[class_id] = tuple(
+                strategy
+                for strategy in remaining[class_id]
+                if all(strategy[axis] == REPLICATED for axis in numbers)
+            )
+            if not remaining[class_id]:
+                name = tensors[0].name
+                pinned, _ = by_name.get(name, ("the step", ()))
+                raise PlanError(
+                    f"forbid {pattern!r} contradicts the pin {pinned!r} of {name}, which is "
+                    f"sharded over {', '.join(problem.mesh.names[a] for a in numbers)} by it: take "
+                    "one of them away"
+                )
+    return tuple(remaining)
+
+
+def _pin(
+    problem: Problem, remaining: list[tuple[Strategy, ...]], pin: Mapping[str, Spec]
+) -> dict[str, tuple[str, Placements]]:
+    """Leave to every class of pinned inputs the strategy that its pins ask for.
+
+    Returns:
+        By input the first pattern that pins it, and its placements.
+    """
     by_name: dict[str, tuple[str, Placements]] = {}
     for index, pins in by_input(problem.graph, pin).items():
         tensor = problem.graph.tensors[index]
@@ -77,23 +105,7 @@ def apply_constraints(
         if not remaining[class_id]:
             pattern = by_name[name][0]
             raise PlanError(f"pin {pattern!r}: {name} cannot be sharded as {tuple(pin[pattern])}")
-    for pattern, axes in forbid.items():
-        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
-        for class_id, tensors in _matched(problem, pattern, named(problem.graph, pattern)).items():
-            remaining[class_id] = tuple(
-                strategy
-                for strategy in remaining[class_id]
-                if all(strategy[axis] == REPLICATED for axis in numbers)
-            )
-            if not remaining[class_id]:
-                name = tensors[0].name
-                pinned, _ = by_name.get(name, ("the step", ()))
-                raise PlanError(
-                    f"forbid {pattern!r} contradicts the pin {pinned!r} of {name}, which is "
-                    f"sharded over {', '.join(problem.mesh.names[a] for a in numbers)} by it: take "
-                    "one of them away"
-                )
-    return tuple(remaining)
+    return by_name
 
 
 def _pinned_by_step(

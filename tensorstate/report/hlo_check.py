@@ -342,27 +342,7 @@ def compare_with_hlo(
         PlanError: a program for another number of devices.
     """
     program = read_hlo(compiled.as_text() or "", mesh, _lengths(graph))
-    count: dict[tuple[str, str], int] = defaultdict(int)
-    nbytes: dict[tuple[str, str], int] = defaultdict(int)
-    for collective in program.collectives:
-        # Groups along no axes of the mesh are of a collective that XLA has added.
-        along = collective.axes
-        axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
-        count[collective.kind, axes] += collective.arrays * collective.times
-        nbytes[collective.kind, axes] += collective.nbytes * collective.times
-    sent = {} if graph is None else bytes_by_dtype(graph, cost)
-    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
-    rows = tuple(
-        Row(
-            *key,
-            cost.count_by_collective.get(expected.get(key, ("", 0)), 0),
-            count[key],
-            cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
-            nbytes[key],
-            *_narrow(sent.get(expected.get(key, ("", 0)), Counter())),
-        )
-        for key in sorted({*expected, *count})
-    )
+    rows = _rows(program, mesh, cost, graph)
     sends = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
@@ -376,6 +356,33 @@ def compare_with_hlo(
         0.0 if network is None else cost.communication,
         0.0 if network is None else network_seconds(program.collectives, network, sends),
         () if names is None else _by_tensor(program.collectives, cost, names),
+    )
+
+
+def _rows(
+    program: HloCollectives, mesh: MeshShape, cost: Cost, graph: Graph | None
+) -> tuple[Row, ...]:
+    """Predicted and compiled collectives, by kind and axes."""
+    count: dict[tuple[str, str], int] = defaultdict(int)
+    nbytes: dict[tuple[str, str], int] = defaultdict(int)
+    for collective in program.collectives:
+        # Groups along no axes of the mesh are of a collective that XLA has added.
+        along = collective.axes
+        axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
+        count[collective.kind, axes] += collective.arrays * collective.times
+        nbytes[collective.kind, axes] += collective.nbytes * collective.times
+    sent = {} if graph is None else bytes_by_dtype(graph, cost)
+    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
+    return tuple(
+        Row(
+            *key,
+            cost.count_by_collective.get(expected.get(key, ("", 0)), 0),
+            count[key],
+            cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
+            nbytes[key],
+            *_narrow(sent.get(expected.get(key, ("", 0)), Counter())),
+        )
+        for key in sorted({*expected, *count})
     )
 
 

@@ -202,7 +202,7 @@ def test_features_are_no_sequence():
     one = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     params = {name: one.pop(name) for name in ("up", "down")}
     network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
-    pins = {"params/up": P("x"), "params/down": P(None, "x"), "*": P(None, "x")}
+    pins = {"params/up": ("x",), "params/down": (None, "x"), "*": (None, "x")}
     args = params, *one.values()
     plan = search(small_perceptron, args, mesh={"x": 4}, network=network, pin=pins)
     assert parallelism_by_axis(plan.problem, plan.decisions, plan.cost) == {"x": ["Megatron"]}
@@ -224,7 +224,7 @@ def test_moments_of_one_state_are_sharded_as_its_parameters():
         jax.eval_shape(lambda: (state, jnp.ones((8, 64)))),
         mesh={"x": 4},
         network=network,
-        pin={"state/**/up": P("x"), "state/**/down": P()},
+        pin={"state/**/up": ("x",), "state/**/down": ()},
     )
     (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
     assert line.endswith("per device, sharded as the parameters")

@@ -130,7 +130,7 @@ def test_what_a_tree_says_beside_its_leaves(a, b, same):
 
 def test_what_has_a_cycle_is_compared_once():
     a, b = Config(), Config()
-    a.own, b.own = a, b
+    vars(a)["own"], vars(b)["own"] = a, b
     one, other = (dataclasses.replace(setup(), tx=tx) for tx in (a, b))
     assert first_difference(one, other) is None
     assert as_planned(one, other, "arguments").tx is b

@@ -235,7 +235,7 @@ def test_a_loop_of_data_whose_length_xla_finds_is_compared_by_iteration():
         )[1]
 
     network = AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-6,), (1e9,))
-    pins = {"w": PartitionSpec("x"), "x": PartitionSpec(None, "x")}
+    pins = {"w": ("x",), "x": (None, "x")}
     plan = search(step, (s(16, 16), s(16, 16)), mesh={"x": 8}, network=network, pin=pins)
     found = plan.check()
     assert found.rows

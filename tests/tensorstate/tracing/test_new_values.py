@@ -104,7 +104,7 @@ def test_a_product_stays_where_it_is_computed():
         mesh={"x": 4},
         network=network,
         hardware="CPU",
-        pin={"a": P(), "b": P(None, "x")},
+        pin={"a": (), "b": (None, "x")},
     )
     assert plan.specs.results == P(None, "x")
     assert plan.cost.communication == 0
