@@ -1,8 +1,8 @@
 """The registry: every synthesizer by name, in the order that auto uses.
 
 To add one, write its file and add a line here. The synthesizer itself says which of its variants
-auto tries, and with how many chunks (``Synthesizer.variants``). ``synthesize``, auto, the benchmarks, the command line and
-the site read this list.
+auto tries, and with how many chunks (``Synthesizer.variants``). ``synthesize``, auto, the
+benchmarks, the command line and the site read this list.
 """
 
 from __future__ import annotations
