@@ -1,15 +1,15 @@
 """Bounds by cuts: what must cross them, over which shared paths.
 
-A set of vertices that misses some of the data must let it in, over the links that enter it: bytes
-over bandwidth is a bound, and so is every other set's. Few sets say much: those around the narrow
-places of a network. They come from three sources.
+A set of vertices that lacks some of the data must receive it over the links that enter the set, so
+its missing bytes over their bandwidth is a lower bound on the time. Every set gives such a bound,
+but only sets around the narrow places of a network give high ones. They come from three sources.
 
 - The worst cut of ForestColl, of every group: exact for all_gather and broadcast, latency aside.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
 
-Also here is what the all_reduce program (App. B.7) answers, the least time and the paths of its
-trees, and the share of a buffer that a collective moves from each rank to each other.
+The file also holds the answers of the all_reduce program (App. B.7), which are the least time and
+the paths of its trees, and the share of a buffer that a collective moves between two ranks.
 """
 
 from __future__ import annotations

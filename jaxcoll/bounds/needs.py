@@ -1,7 +1,7 @@
 """The bytes that go from rank to rank in a collective, as bounds ask for them.
 
-``Listed`` has a number for every pair. ``OfGroups`` computes the numbers that are asked for, of a
-collective of thousands of ranks, whose pairs are too many to list: in a group all are equal.
+``Listed`` has a number for every pair. A collective of thousands of ranks has too many pairs to
+list, so ``OfGroups`` computes the numbers on demand: within a group all are equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one call from a network and a collective to a proved schedule.
 
-Its order: the problem, checked; the candidates, one or many; each solves or derives a schedule; the
-fastest is chosen; and that one is proved.
+It checks the problem, lists the candidates (one or many), lets each solve or derive a schedule,
+chooses the fastest, and proves that one.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Circles through all ranks: over links, as many as share none, and through hosts, one per rank.
 
-A ring is as fast as the links that it follows. Of a torus all links can be shared out among
+A ring is as fast as the links that it follows. The links of a torus can all be divided among
 circles: Kotzig, "Every Cartesian product of two circuits is decomposable into two Hamiltonian
-circuits" (1973), and Aubert and Schneider (1982) for more dimensions. These existence proofs go by
-cases; here the circles are found as they are in the proofs' last step, by exchanging the links of
-squares until all circles of a dimension have become one (``_Squares``). Other networks are searched
-by rotations of a path (Pósa, "Hamiltonian circuits in random graphs", 1976), one circle after
+circuits" (1973), and Aubert and Schneider (1982) for more dimensions. Their existence proofs
+distinguish many cases. Here only the proofs' last step is used: the links of squares are exchanged
+until all circles of a dimension have become one (``_Squares``). Other networks are searched by
+rotations of a path (Pósa, "Hamiltonian circuits in random graphs", 1976), one circle after
 another over the links that are left. Both searches are bounded, and the same network gives the
 same circles.
 
-No column of a network names its hosts. Bandwidths do: the ranks that links above the least
-bandwidth join are a host, if all such parts are of equal size and of consecutive ranks. A circle
-through all ranks is then a chain through every host and a link between hosts; there is one circle
-per rank of a host, each entering the hosts at another rank, so that all ranks' network links are
-used.
+A network does not say which ranks share a host, but its bandwidths do: ranks that are joined by
+links above the least bandwidth form a host, if all such parts have equal size and consecutive
+ranks. A circle through all ranks is then a chain through every host and a link between hosts. There
+is one circle per rank of a host, and each enters the hosts at another rank, so that the network
+links of all ranks are used.
 """
 
 from __future__ import annotations

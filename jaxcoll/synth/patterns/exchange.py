@@ -1,10 +1,10 @@
-"""Exchange: an all_to_all dimension by dimension, whose messages carry what goes the same way.
+"""Exchange: an all_to_all dimension by dimension, with one message for all chunks that go one way.
 
 On a grid of 2 x 4 every rank has a chunk for each of 7 others. Along its row it sends each of 3
 ranks the 2 chunks for that rank's column, and along the columns each then passes on those for the
-other rank of its column: 4 messages in place of 7, and no link carries more than it must, since
-along a line every message takes the shortest way. While rows are at work columns would idle, so
-half of the chunks go along columns first.
+other rank of its column: 4 messages in place of 7. No link carries more than it must, since every
+message takes the shortest way along its line. The columns would idle while the rows are at work, so
+half of the chunks go along the columns first.
 """
 
 from __future__ import annotations
