@@ -1,4 +1,4 @@
-"""Schedules that run at the same time on the same wires, and what they cost each other.
+"""Schedules that share wires at the same time, and the seconds that they cost each other.
 
 Each keeps its own order on every link, as when it runs alone; between them links serve first come,
 first served. A schedule hands a link its next message when the link could have carried the one
@@ -73,8 +73,11 @@ def simulate_together(
             "schedules must be one or more of the same network, got "
             f"{checks.shown([str(schedule.topology) for schedule in all_of_them])}"
         )
-    sizes = [*nbytes] if isinstance(nbytes, Sequence) else [nbytes] * len(all_of_them)
-    if len(sizes) != len(all_of_them):
+    if not isinstance(nbytes, Sequence) or isinstance(nbytes, str):
+        sizes: list = [nbytes] * len(all_of_them)
+    elif len(nbytes) == len(all_of_them):
+        sizes = [*nbytes]
+    else:
         raise ScheduleError(
             f"nbytes must be one size, or one for each of {len(all_of_them)} schedules, got "
             f"{checks.shown(nbytes)}"

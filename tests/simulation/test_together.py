@@ -100,6 +100,6 @@ def test_the_command_line_says_what_they_cost_each_other(tmp_path, capfd):
     assert main(["simulate", str(one), "--beside", str(two), "--size", "1MB"]) == 0
     said = capfd.readouterr().out
     assert said.count("together, 1MB: ") == 2
-    assert "2.00 times its" in said
+    assert "1.75 times its" in said
     assert main(["simulate", str(one), "--beside", str(two), "--execution", "gpu"]) == 2
     assert "leave out --execution" in capfd.readouterr().err
