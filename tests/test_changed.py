@@ -13,47 +13,56 @@ from tests import changed
 
 Chooses = Callable[..., list[str]]
 
+FOLDER = "jaxcoll"
 BASE = {
-    "jaxcoll/__init__.py": """
+    "jaxcoll.__init__": """
         _NAMES = {"simulation": ("simulate",), "synth": ("synthesize",)}
         _MOVED = {"paths": ("Edges",)}
         if TYPE_CHECKING:
             from jaxcoll import unrelated
         """,
-    "jaxcoll/paths.py": "class Edges: ...",
-    "jaxcoll/simulation.py": "def simulate(): ...",
-    "jaxcoll/unrelated.py": "X = 1",
-    "jaxcoll/synth/__init__.py": """
+    "jaxcoll.paths": "class Edges: ...",
+    "jaxcoll.simulation": "def simulate(): ...",
+    "jaxcoll.unrelated": "X = 1",
+    "jaxcoll.synth.__init__": """
         from jaxcoll.synth.entry import synthesize
         from jaxcoll.synth.ring import Ring
         from jaxcoll.synth.swing import Swing
         """,
-    "jaxcoll/synth/entry.py": "from jaxcoll.synth.registry import ALL\ndef synthesize(): ...",
-    "jaxcoll/synth/registry.py": """
+    "jaxcoll.synth.entry": "from jaxcoll.synth.registry import ALL\ndef synthesize(): ...",
+    "jaxcoll.synth.registry": """
         from jaxcoll.synth.ring import Ring
         from jaxcoll.synth.swing import Swing
         """,
-    "jaxcoll/synth/ring.py": "from jaxcoll.paths import Edges\nclass Ring: ...",
-    "jaxcoll/synth/swing.py": "class Swing: ...",
-    "tests/conftest.py": "import jaxcoll.unrelated",
-    "tests/oracle.py": "import jaxcoll.paths",
-    "tests/test_house.py": "",
+    "jaxcoll.synth.ring": "from jaxcoll.paths import Edges\nclass Ring: ...",
+    "jaxcoll.synth.swing": "class Swing: ...",
+    "tests.conftest": "import jaxcoll.unrelated",
+    "tests.oracle": "import jaxcoll.paths",
+    "tests.test_house": "",
 }
 
 
 @pytest.fixture
 def chooses(tmp_path) -> Chooses:
-    """The tests chosen in the tree of ``BASE`` and some files more; of what changed."""
+    """The tests chosen in the tree of ``BASE`` and some files more, of changed ones.
+
+    Modules are named and answered by their names, since these files exist for a test only.
+    """
+
+    def path_of(name: str) -> str:
+        return name if "/" in name else f"{name.replace('.', '/')}.py"
+
+    def name_of(path: str) -> str:
+        return path.removesuffix(".py").replace("/", ".") if path.endswith(".py") else path
 
     def choose(more: Mapping[str, str], *paths: str) -> list[str]:
         for name, text in {**BASE, **more}.items():
-            path = tmp_path / name
+            path = tmp_path / path_of(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
-        chosen, without = changed.chosen_tests(paths, tmp_path)
-        assert set(without) <= set(paths)
+        chosen, without = changed.chosen_tests([path_of(each) for each in paths], tmp_path)
         found = [path for path in chosen if path not in (*changed.ALWAYS, *changed.READERS)]
-        return [*found, *(f"none: {path}" for path in without)]
+        return [*map(name_of, found), *(f"none: {name_of(path)}" for path in without)]
 
     return choose
 
@@ -78,7 +87,7 @@ def chooses(tmp_path) -> Chooses:
     ],
 )
 def test_every_way_to_a_changed_file_is_found(chooses, code):
-    assert chooses({"tests/test_it.py": code}, "jaxcoll/paths.py") == ["tests/test_it.py"]
+    assert chooses({"tests.test_it": code}, "jaxcoll.paths") == ["tests.test_it"]
 
 
 @pytest.mark.parametrize(
@@ -93,48 +102,46 @@ def test_every_way_to_a_changed_file_is_found(chooses, code):
 )
 def test_packages_and_lists_lead_to_no_others(chooses, code):
     """Whoever asks for the fastest schedule does not depend on every synthesizer."""
-    found = chooses({"tests/test_it.py": code}, "jaxcoll/paths.py")
-    assert found == ["none: jaxcoll/paths.py"]
+    found = chooses({"tests.test_it": code}, "jaxcoll.paths")
+    assert found == ["none: jaxcoll.paths"]
 
 
 def test_the_tests_of_a_list_are_those_of_its_members(chooses):
     more = {
-        "tests/test_battery.py": "from jaxcoll.synth.registry import ALL",
-        "tests/test_call.py": "import jaxcoll as jc\njc.synthesize()",
+        "tests.test_battery": "from jaxcoll.synth.registry import ALL",
+        "tests.test_call": "import jaxcoll as jc\njc.synthesize()",
     }
-    assert chooses(more, "jaxcoll/synth/swing.py") == ["tests/test_battery.py"]
-    assert chooses(more, "jaxcoll/synth/registry.py") == [
-        *("tests/test_battery.py", "tests/test_call.py")
-    ]
+    assert chooses(more, "jaxcoll.synth.swing") == ["tests.test_battery"]
+    assert chooses(more, "jaxcoll.synth.registry") == [*("tests.test_battery", "tests.test_call")]
 
 
 def test_the_nearest_come_first_and_a_changed_test_is_itself_chosen(chooses):
     more = {
-        "tests/test_a.py": "from jaxcoll.synth.ring import Ring",
-        "tests/test_z.py": "from jaxcoll.paths import Edges",
+        "tests.test_a": "from jaxcoll.synth.ring import Ring",
+        "tests.test_z": "from jaxcoll.paths import Edges",
     }
-    assert chooses(more, "jaxcoll/paths.py") == ["tests/test_z.py", "tests/test_a.py"]
-    assert chooses(more, "tests/test_a.py") == ["tests/test_a.py"]
+    assert chooses(more, "jaxcoll.paths") == ["tests.test_z", "tests.test_a"]
+    assert chooses(more, "tests.test_a") == ["tests.test_a"]
 
 
 def test_a_folders_fixtures_are_those_of_its_tests(chooses):
     more = {
-        "tests/deep/conftest.py": "import jaxcoll.unrelated",
-        "tests/deep/test_in.py": "",
-        "tests/test_out.py": "",
+        "tests.deep.conftest": "import jaxcoll.unrelated",
+        "tests.deep.test_in": "",
+        "tests.test_out": "",
     }
-    assert chooses(more, "jaxcoll/unrelated.py") == ["tests/deep/test_in.py"]
+    assert chooses(more, "jaxcoll.unrelated") == ["tests.deep.test_in"]
 
 
 def test_files_that_are_not_python_are_found_by_their_names(chooses):
     more = {
-        "tests/test_rows.py": 'open("table.json")',
-        "tests/test_use.py": "import jaxcoll.reader",
-        "jaxcoll/reader.py": 'open("data.txt")',
+        "tests.test_rows": 'open("table.json")',
+        "tests.test_use": "import jaxcoll.reader",
+        "jaxcoll.reader": 'open("data.txt")',
     }
-    assert chooses(more, "jaxcoll/data.txt") == ["tests/test_use.py"]
-    assert chooses(more, "jaxcoll/table.json") == ["tests/test_rows.py"]
-    assert chooses(more, "jaxcoll/none.json") == ["none: jaxcoll/none.json"]
+    assert chooses(more, f"{FOLDER}/data.txt") == ["tests.test_use"]
+    assert chooses(more, f"{FOLDER}/table.json") == ["tests.test_rows"]
+    assert chooses(more, f"{FOLDER}/none.json") == [f"none: {FOLDER}/none.json"]
 
 
 def test_pages_have_the_tests_that_read_all_pages(tmp_path):
