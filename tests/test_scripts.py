@@ -113,3 +113,18 @@ for name in command.find():
     else:
         raise AssertionError(f"{name} --help runs it")
 """
+
+
+@pytest.mark.parametrize("command", ["docs", "mutants", "pictures", "release", "test"])
+def test_help_is_printed_without_any_set_up(command, tmp_path):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for name in ("_env", command):
+        (scripts / name).write_bytes((SCRIPTS / name).read_bytes())
+    run = ["bash", scripts / command, "--help"]
+    printed = subprocess.run(run, check=True, capture_output=True, text=True, timeout=20)
+    head = (SCRIPTS / command).read_text().splitlines()[1].removeprefix("# ")
+    assert printed.stdout.startswith(head + "\n")
+    assert "source" not in printed.stdout
+    assert printed.stderr == ""
+    assert list(tmp_path.iterdir()) == [scripts]
