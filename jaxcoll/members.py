@@ -69,7 +69,8 @@ class Members:
                 raise
             raise TopologyError(
                 f"the members {_some(inside)} of a group reach each other only over ranks outside "
-                f"it, which helpers=False leaves out (as numbered in the group: {error})"
+                "it, which helpers=False (--no-helpers) leaves out; let these help, or join the "
+                "members by links of their own"
             ) from error
         # ``one`` keeps its links in canonical order.
         return cls(topology, inside, one, left[canonical_order(*columns, bandwidth, bandwidth)])

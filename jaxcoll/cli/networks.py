@@ -158,7 +158,10 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
 
         kind, sides = tpu_slices.sides(text)
         return _chips(kind, sides, (alpha, bandwidth))
-    near = difflib.get_close_matches(name, [*FAMILIES, *SLICES], n=1)
+    import jaxcoll as jc
+
+    known = [*FAMILIES, *SLICES, *jc.measured.MACHINES]
+    near = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise click.UsageError(
         f"no network is called {text[:60]!r} and there is no such file; {meant}"

@@ -91,6 +91,7 @@ def test_slices_are_wired_as_their_chips_are():
     ("name", "said"),
     [
         ("toru:4x4", "did you mean 'torus'"),
+        ("h100-hots", "did you mean 'h100-host'"),
         ("torus", "type torus:AxB.."),
         ("torus:", "type torus:AxB.."),
         ("torus:4y4", "type torus:AxB.."),
