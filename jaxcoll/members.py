@@ -79,24 +79,59 @@ class Members:
         """The part of a collective that is this group's."""
         return dataclasses.replace(whole, num_ranks=self.one.num_ranks, groups=None)
 
-    def on_whole(self, found: Schedule, whole: Collective) -> Schedule:
-        """A schedule of a group whose ways pass switches only, on the whole network."""
-        edges = found.edges
-        return Schedule(
-            self.topology,
-            whole,
-            Edges(
-                self.group[edges.src],
-                self.group[edges.dst],
-                edges.path_ptr,
-                self.links[edges.path_link],
-            ),
-            found.step_ptr,
-            found.edge,
-            found.chunk,
-            found.reduce,
-            found.provenance,
-        )
+    def on_whole(self, edges: Edges) -> Edges:
+        """Edges of the group's network, whose ways pass switches only, on the whole network."""
+        src, dst = self.group[edges.src], self.group[edges.dst]
+        return Edges(src, dst, edges.path_ptr, self.links[edges.path_link])
+
+
+def side_by_side(
+    parts: Sequence[Members], found: Sequence[Schedule], whole: Collective
+) -> Schedule:
+    """The schedules of several groups, each on its own network, as one of the whole network.
+
+    Args:
+        parts: the groups in which there is something to do, in their order.
+        found: a schedule of each, with as many chunks per shard as ``whole``.
+    """
+    numbers = {group: g for g, group in enumerate(whole.groups)}
+    first = [whole.chunk_ptr[numbers[tuple(part.group.tolist())]] for part in parts]
+    edges = [part.on_whole(each.edges) for part, each in zip(parts, found, strict=True)]
+    edges_before = np.cumsum([0, *map(len, edges[:-1])])
+    hops_before = np.cumsum([0, *(each.path_ptr[-1] for each in edges[:-1])])
+    ways = [each.path_ptr[:-1] + before for each, before in zip(edges, hops_before, strict=True)]
+    end = hops_before[-1] + edges[-1].path_ptr[-1]
+    together = Edges(
+        np.concatenate([each.src for each in edges]),
+        np.concatenate([each.dst for each in edges]),
+        np.append(np.concatenate(ways), end),
+        np.concatenate([each.path_link for each in edges]),
+    )
+    one = found[0].provenance
+    return Schedule.from_sends(
+        parts[0].topology,
+        whole,
+        np.concatenate([each.step for each in found]),
+        np.concatenate([e.edge + before for e, before in zip(found, edges_before, strict=True)]),
+        np.concatenate([e.chunk + before for e, before in zip(found, first, strict=True)]),
+        np.concatenate([each.reduce for each in found]),
+        edges=together,
+        # What is claimed of one group is not true of all.
+        provenance=one if len(found) == 1 else dataclasses.replace(one, certificate={}),
+    )
+
+
+def beside_lone_ranks(found: Schedule, whole: Collective) -> Schedule:
+    """A schedule of groups, as one of them and groups of one rank, in which there is nothing to do.
+
+    Args:
+        found: of the groups of several ranks, in their order.
+        whole: with as many chunks per shard.
+    """
+    first = [at for at, group in zip(whole.chunk_ptr, whole.groups, strict=False) if len(group) > 1]
+    moved = np.array(first) - found.collective.chunk_ptr[:-1]
+    chunk = found.chunk + moved[found.collective.group_of_chunk[found.chunk]]
+    return dataclasses.replace(found, collective=whole, chunk=chunk)
 
 
 def _some(group: np.ndarray) -> str:

@@ -212,8 +212,7 @@ class Portfolio(Synthesizer):
         if copies is not None:
             part = copies.part(problem.collective)
             one = dataclasses.replace(problem, topology=copies.one, collective=part)
-            found = self.answer(one, report)
-            return copies.on_all(found, problem.collective.helpers)
+            return copies.on_all(self.answer(one, report))
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
@@ -245,13 +244,9 @@ def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined for the problem.
     """
-    members = problem.members
-    if members is not None:
-        found = fastest(maker, problem.among(members), report)
-        whole = dataclasses.replace(
-            problem.collective, chunks_per_shard=found.collective.chunks_per_shard
-        )
-        return members.on_whole(found, whole)
+    apart = problem.in_parts(lambda each: fastest(maker, each, report))
+    if apart is not None:
+        return apart
     series = _counts(maker, problem)
     if problem.any_chunks and not isinstance(maker, Portfolio) and series != ((1,),):
         own: Number | None = getattr(maker, "nbytes", None) if maker.has_nbytes else None

@@ -16,15 +16,16 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Self, final
 
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import Kind, those
-from jaxcoll.members import Members
+from jaxcoll.members import Members, beside_lone_ranks, side_by_side
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges, hop_distances
@@ -123,13 +124,38 @@ class Problem:
         what = Collective(collective, topology.num_ranks, count, *given)  # type: ignore[arg-type]
         return cls(topology, what, any_chunks=chunks is None, **stated)
 
-    @property
-    def members(self) -> Members | None:
-        """The network of the one group, where ranks outside it are not to help; else None."""
-        group, *others = self.collective.groups
-        if self.collective.helpers or others or len(group) == 1:
+    def in_parts(self, make: Callable[[Problem], Schedule]) -> Schedule | None:
+        """The schedule of groups that nobody helps, each made on the network of its own members.
+
+        Where ranks may help, those that are groups of one do, as those that are in no group. None
+        where there are no such parts. Chunk counts that are open are those of the group that takes
+        most.
+
+        Raises:
+            CollectiveError, TopologyError: as ``make``; or members that reach each other only over
+                ranks outside their group.
+        """
+        what = self.collective
+        several = tuple(group for group in what.groups if len(group) > 1)
+        if not several or (what.helpers and len(several) == len(what.groups)):
             return None
-        return Members.of(self.topology, group, helpers=False)
+        if what.helpers:
+            found = make(self.of(dataclasses.replace(what, groups=several)))
+            count = found.collective.chunks_per_shard
+            return beside_lone_ranks(found, dataclasses.replace(what, chunks_per_shard=count))
+        copies = Copies.of(self.topology, what.groups)
+        if copies is not None:
+            one = dataclasses.replace(self, topology=copies.one, collective=copies.part(what))
+            return copies.on_all(make(one), helpers=False)
+        parts = [Members.of(self.topology, group, helpers=False) for group in several]
+        problems = [self.among(part) for part in parts]
+        found = [make(each) for each in problems]
+        most = max(each.collective.chunks_per_shard for each in found)
+        found = [
+            each if each.collective.chunks_per_shard == most else make(problem.with_chunks(most))
+            for each, problem in zip(found, problems, strict=True)
+        ]
+        return side_by_side(parts, found, dataclasses.replace(what, chunks_per_shard=most))
 
     def among(self, members: Members) -> Problem:
         """The problem of a group on its own network."""
@@ -337,10 +363,9 @@ class Synthesizer(abc.ABC):
     @final
     def made(self, problem: Problem, report: Report | None = None) -> Schedule:
         """The schedule of a problem, with its provenance; see ``synthesize``."""
-        members = problem.members
-        if members is not None:
-            found = self.made(problem.among(members), report)
-            return members.on_whole(found, problem.collective)
+        apart = problem.in_parts(lambda each: self.made(each, report))
+        if apart is not None:
+            return apart
         started = time.perf_counter()
         if not self.takes_shares:
             problem.collective.with_equal_shards(self.name)
@@ -348,11 +373,6 @@ class Synthesizer(abc.ABC):
             schedule = empty_schedule(problem.topology, problem.collective)
         else:
             schedule = self.answer(problem, report)
-            if not problem.collective.helpers and schedule.helped.any():
-                raise CollectiveError(
-                    f"ranks of other groups forward in the schedule of {self.name} for "
-                    f"{problem.collective}; another synthesizer, or helpers=True, may do"
-                )
         seconds = time.perf_counter() - started
         claims = schedule.provenance.certificate
         return schedule.with_provenance(
