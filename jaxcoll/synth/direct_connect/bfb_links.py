@@ -215,7 +215,8 @@ class Bottleneck:
         vertex: u, whose links are busiest.
         sources: J, ranks at distance t from u.
         links: f(J), numbers of the links into u by which shards of J can come on shortest paths.
-        shards: U = |J| / |f(J)|: no BFB schedule has a busiest link that carries less in this step.
+        shards: U, as many sources per link: no BFB schedule has a busiest link that carries less in
+            this step.
     """
 
     step: int
