@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,8 @@ class Collective:
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | tuple[int, ...] | None = None
-    shares: tuple[int, ...] | PairShares | None = None
+    # Kept as a tuple of integers, as PairShares, or None; rows of numbers are taken, too.
+    shares: Any = None
     helpers: bool = True
 
     def __post_init__(self) -> None:

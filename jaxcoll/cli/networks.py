@@ -350,8 +350,8 @@ def network_options(command: Any) -> Any:
         ),
         failure_options,
         click.option(
-            "--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s; "
-            "several with commas: per dimension, or inside hosts and between.",
+            "--bandwidth", type=BANDWIDTH_LIST, default=(),
+            help="Of links: 50GB/s; by dimension or level as A,B.",
         ),
         click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us."),
         click.argument("network", type=NetworkName(), required=False),

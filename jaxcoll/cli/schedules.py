@@ -252,8 +252,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     """Make a schedule for a network: the fastest found for a size, verified.
 
     \b
-    jaxcoll synth torus:4x4 all_reduce --size 1MiB -o schedule.json
-    jaxcoll synth dgx-h100:2 --size 1GB --for-runtime azure -o schedule.xml
+    jaxcoll synth dgx-h100:2 all_reduce --size 1GB --for-runtime azure -o s.xml
     """
     import functools
 

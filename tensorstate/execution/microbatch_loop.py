@@ -231,12 +231,10 @@ class MicrobatchLoop:
             (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # The local shard of the batch is sliced, whatever its placements: see ``MicrobatchSlice``.
-        # Inputs on different numbers of devices are cut at the same examples, hence the multiple.
-        parts = [
-            self._devices(t, table.produced_placements(t))
-            for t in inputs
-            if self.batch_placement(t) >= 0
-        ]
+        # Inputs on different numbers of devices are cut at the same examples, hence the multiple,
+        # and so are results, which may be on more devices than any input.
+        placed = [*((t, table.produced_placements(t)) for t in inputs), *self.returned]
+        parts = [self._devices(t, where) for t, where in placed if self.batch_placement(t) >= 0]
         self.batch_shards = math.lcm(*parts)
         self.sent_in_loop = self._sent_in_loop()
 

@@ -2,6 +2,7 @@
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from jaxcoll.pair_shares import PairShares
 WHOLE = st.integers(0, 40)
 
 
-def matrices(most: int = 4, values=WHOLE):
+def matrices(most: int = 4, values: st.SearchStrategy[Any] = WHOLE):
     """Rows of shares of a few ranks, not all 0."""
     sizes = st.integers(1, most)
     return sizes.flatmap(

@@ -53,6 +53,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         message,
         simulation.simulate_messages(line, [message] * 30),
         simulation.Framing(1024, 16),
+        simulation.simulate_together([schedule, schedule], 1e6),
         capable_switches.InNetwork((16,), (16, 17)),
         simulation.NetworkTree(0, tuple((0, v) for v in range(1, 40))),
         execute.Explanation(

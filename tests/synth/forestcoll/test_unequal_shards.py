@@ -96,7 +96,7 @@ def test_a_relabelled_collective_gets_its_own_trees():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("broadcast", 2), "shares are for all_gather, all_reduce, reduce_scatter"),
+        (("broadcast", 2), "shares are for all_gather, all_reduce, all_to_all, reduce_scatter"),
         (("all_gather", 3), "one number per rank, 3 in all"),
         (("all_gather", 2, 1, ((0,), (1,))), "of one group of all ranks"),
     ],

@@ -99,7 +99,8 @@ def test_gradients_are_made_by_the_backward_pass_for_the_optimizer(name):
             assert is_gradient(problem, group) == expected
             found[made, expected] += 1
     assert found["backward", True]
-    assert found["backward", False]
+    # All that the backward pass of a linear layer makes is its gradients.
+    assert bool(found["backward", False]) == (name != "linear")
     assert found["forward", False]
 
 

@@ -109,7 +109,8 @@ def test_a_value_for_the_backward_pass_is_live_until_it_is_read():
     """Of y = tanh(x w): its value, saved from the forward pass on until its slope is taken."""
 
     def step(w, x):
-        return jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum())(w)
+        # A cotangent of 1 would take no product with the slope.
+        return jax.value_and_grad(lambda w: 3 * jnp.tanh(x @ w).sum())(w)
 
     found = liveness(step, s(4, 4), X)
     (tanh,) = [o for o in found.graph.operators if o.primitive == "tanh"]
