@@ -31,8 +31,8 @@ EXEMPT = {
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
-    "jaxcoll/synth/forestcoll/balancing.py": {"_shift": KERNEL},
-    "jaxcoll/synth/forestcoll/spanning.py": {
+    "jaxcoll/synth/forestcoll/shortcuts/balancing.py": {"_shift": KERNEL},
+    "jaxcoll/synth/forestcoll/shortcuts/alternating_paths.py": {
         "may_take": KERNEL,
         "search": KERNEL,
         "follow": KERNEL,

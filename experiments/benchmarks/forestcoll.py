@@ -253,7 +253,7 @@ def measure(topology: Topology) -> dict[str, Any]:
     """One row: every stage of one network, and the peer's."""
     best, search = cpu_timed(lambda: optimum(topology))
     # Without guesses, which is the way that the authors' code takes.
-    logical, removal = cpu_timed(lambda: remove_switches(topology, best.scaling, guess=False))
+    logical, removal = cpu_timed(lambda: remove_switches(topology, best.scaling))
     capacity = logical.capacity()
     _, packing = cpu_timed(lambda: pack_trees(topology.num_ranks, capacity, best.scaling.trees))
     flow, whole = cpu_timed(lambda: forest(topology))

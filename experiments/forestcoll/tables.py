@@ -25,10 +25,15 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
-from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.stages import as_flow, assemble
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.routed_trees import as_flow, assemble
+from jaxcoll.synth.forestcoll.shortcuts.balanced_packing import packed_trees
+from jaxcoll.synth.forestcoll.shortcuts.rail_trees import (
+    Hosts,
+    find_hosts,
+    inner_scaling,
+    joined_trees,
+)
+from jaxcoll.synth.forestcoll.shortcuts.switch_pairing import paired_switches
 from jaxcoll.topologies import mi250
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -180,11 +185,11 @@ def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -
     if inner is None:
         return None
     try:
-        logical = watch.timed("switch removal", remove_switches, inside, inner)
+        logical = watch.timed("switch removal", paired_switches, inside, inner)
     except TopologyError:
         return None
     capacity = logical.capacity()
-    trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
+    trees = watch.timed("tree packing", packed_trees, inside.num_ranks, capacity, inner.trees)
     spread = watch.timed("joining hosts", assemble, logical, trees)
     joined = watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
     if joined is None:

@@ -50,7 +50,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import REGISTRY, ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.forestcoll import numbers_of_trees
+from jaxcoll.synth.forestcoll.rates import numbers_of_trees
 from jaxcoll.topology import Topology
 
 # Table IV, at the speeds of Sec. V-B (footnote) and VI-B.1; the paper's 3D Hypercube is a mesh.

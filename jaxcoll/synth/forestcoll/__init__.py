@@ -1,24 +1,21 @@
 """ForestColl: schedules whose throughput no schedule can beat, on any network.
 
-The dissertation's five steps (Sec. 4.5), each from one frozen type to the next:
+The dissertation's five steps (Sec. 4.5), each from one frozen type to the next. ``stages.exact``
+is steps 2 to 4 as the paper has them, and reads beside it:
 
-1. ``Rates``: the optimum says how fast any schedule can be, and the fewest trees per rank that are
-   as fast (Sec. 4.5.2). Where the chunks of a collective cannot be shared out to so many, as few as
-   divide them are taken, and the links are scaled to be the fastest that so few trees can use
-   (Sec. 4.5.5). A ring of 4 ranks with links both ways needs 2 trees per rank: three shards enter a
-   rank by two links, and with 1 tree one of them would carry two and the other one.
-2. ``Logical``: switches are removed, so that links join ranks only (``edge_splitting``, guesses in
-   ``pairings``; Sec. 4.5.3).
-3. ``Trees``: spanning trees are packed into what is left (Sec. 4.5.4), and
-4. made low, the loads of links being shared out evenly among roots (``tree_packing``: the choice of
-   method and the exact one; ``balancing``: trees of many roots; ``tight_cuts``: networks that fall
-   in two; ``spanning``: moves of ranks between trees). With its path through the switches given
-   back to each edge they are ``RoutedTrees``, and counted link by link a ``TreeFlow``.
+1. ``Rates`` (``rates``): the optimum says how fast any schedule can be, and the fewest trees per
+   rank that are as fast (Sec. 4.5.2). A ring of 4 ranks with links both ways needs 2 trees per
+   rank: three shards enter a rank by two links, and with 1 tree one of them would carry two and the
+   other one.
+2. ``Logical`` (``edge_splitting``): switches are removed, so that links join ranks only (Sec.
+   4.5.3).
+3. ``Trees`` (``tree_packing``): spanning trees are packed into what is left (Sec. 4.5.4), and
+4. made low (``spanning``). With its path through the switches given back to each edge they are
+   ``RoutedTrees``, and counted link by link a ``TreeFlow`` (``routed_trees``).
 5. ``Schedule``: the pieces of a tree follow each other down (``TreeFlow.to_schedule``).
 
-Networks of a known form have shorter ways to ``RoutedTrees``; ``stages`` chooses, in one place.
-
-An all_reduce may have both phases at once (``joint_phases``).
+That takes a flow for nearly everything. ``shortcuts`` answers one question in seconds, ``guess``:
+trees that are as good, or None. An all_reduce may have both phases at once (``joint_phases``).
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from typing import ClassVar, Self
 
 from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.cuts import AllReduceBound
-from jaxcoll.bounds.throughput import fastest, known_optimum
+from jaxcoll.bounds.throughput import known_optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.kinds import those
@@ -49,7 +46,8 @@ from jaxcoll.synth.building.base import (
 )
 from jaxcoll.synth.building.helpers import helped, sent_on
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
-from jaxcoll.synth.forestcoll.stages import Rates, forest, known_forest
+from jaxcoll.synth.forestcoll.rates import numbers_of_trees, rates_for_chunks
+from jaxcoll.synth.forestcoll.stages import forest, known_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import ORDERS, TreeFlow
 
@@ -61,10 +59,6 @@ PHASES = ("separate", "joint")
 _BOUNDED_FAST = 2**23
 # Work of finding and packing trees without switches, for each rank and link.
 _OPTIMUM = 0.1
-# Trees per rank that are tried where the chunks per shard do not fit the optimum's (Sec. 4.5.5).
-_SCAN = 16
-
-Weights = tuple[int, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +80,7 @@ class ForestColl(Synthesizer):
             simulation: many cost latency, few delay the first.
         order: "stream" converges fastest; "steps" has the fewest steps (see
             ``TreeFlow.to_schedule``).
-        guess: whether structured guesses, verified, may come before the exact way.
+        guess: whether shortcuts, verified, may come before the exact way.
         fast: whether to refuse networks that may take more than some seconds, by their numbers of
             ranks and links (beyond 128 ranks most that have no structure).
         phases: of an all_reduce: "separate" for reduce_scatter and then all_gather; "joint" to let
@@ -249,45 +243,3 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
         return None
     root = collective.root_of(group)
     return tuple(int(r == root) for r in range(n))
-
-
-def rates_for_chunks(
-    topology: Topology, weights: Weights, chunks: int, k: int | None = None
-) -> Rates:
-    """The fastest number of trees that divides the chunks, or k.
-
-    The optimum's own where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
-
-    Args:
-        weights: size of each rank's shard relative to the others; equal when None.
-        chunks: chunks per shard of weight 1.
-
-    Raises:
-        CollectiveError: k does not divide the chunks.
-    """
-    best = known_optimum(topology, weights)
-    # A tree is a whole number of chunks, so the chunks of a shard must be a multiple of the trees
-    # per rank. The optimum's own number of trees loses nothing; any other rounds what a link can
-    # carry down to whole trees (Theorem 34), at most 1/(k min b) seconds per byte (Theorem 35).
-    if k is None and chunks % best.k == 0:
-        return Rates(topology, best, best.scaling)
-    if k is not None and chunks % k:
-        raise CollectiveError(
-            f"k={k} trees per rank need a multiple of {k} chunks per shard, got {chunks}"
-        )
-    numbers = [d for d in range(1, _SCAN + 1) if chunks % d == 0] if k is None else [k]
-    return Rates(topology, best, fastest(topology, best, numbers), is_exact=False)
-
-
-def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, ...]:
-    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own.
-
-    Args:
-        root: of a broadcast, to whose trees the numbers then apply.
-    """
-    ranks = range(topology.num_ranks)
-    weights = None if root is None else tuple(int(rank == root) for rank in ranks)
-    best = known_optimum(topology, weights)
-    if best.k <= _SCAN:
-        return (best.k,)
-    return fastest(topology, best, range(1, _SCAN + 1)).k, best.k

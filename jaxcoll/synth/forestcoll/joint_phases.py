@@ -29,8 +29,8 @@ from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, PathCapacity
-from jaxcoll.synth.forestcoll.stages import as_flow, assemble
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.routed_trees import as_flow, assemble
+from jaxcoll.synth.forestcoll.shortcuts.balanced_packing import packed_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow, edge_before
 
@@ -86,7 +86,7 @@ class _Side:
             if amount:
                 paths.setdefault((u, v), []).append(PathCapacity(path, amount))
         logical = Logical(len(trees), paths, ())
-        packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
+        packed = packed_trees(len(trees), logical.capacity(), scaling.trees)
         # Whole trees may need every link less than the scale allows, so that it is counted.
         routed = dataclasses.replace(assemble(logical, packed), is_tight=False)
         return as_flow(self.topology, scaling, routed)

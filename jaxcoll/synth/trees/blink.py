@@ -36,7 +36,7 @@ from jaxcoll.synth.building.base import (
 from jaxcoll.synth.building.circles import host_chains, ranks_per_host
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
-from jaxcoll.synth.forestcoll import rates_for_chunks
+from jaxcoll.synth.forestcoll.rates import rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce, double_binary_trees
 from jaxcoll.topology import Topology

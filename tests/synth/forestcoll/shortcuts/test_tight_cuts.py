@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.synth.forestcoll import forest, tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
+from jaxcoll.synth.forestcoll.shortcuts.tight_cuts import pack_across, tight_cut
 from jaxcoll.topologies import fully_connected
 from tests.synth.forestcoll.networks import random_switched
-from tests.synth.forestcoll.packing.test_balancing import two_rings
+from tests.synth.forestcoll.shortcuts.test_balancing import two_rings
 
 
 def tight_sides(n: int, capacity, trees) -> set[tuple[bool, ...]]:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.synth.forestcoll.edge_splitting import Capacities, remove_switches
-from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
+from jaxcoll.synth.forestcoll.edge_splitting import Capacities
+from jaxcoll.synth.forestcoll.shortcuts import switch_pairing
+from jaxcoll.synth.forestcoll.shortcuts.pairings import NAMES, pairing
 from jaxcoll.topologies import fat_tree, leaf_spine
 from tests.synth.forestcoll.networks import random_switched
 
@@ -40,11 +41,13 @@ def test_every_port_is_paired_with_all_it_has(ports, random, name, place):
 def test_a_tier_of_a_fat_tree_is_split_off_at_once(topology, monkeypatch):
     """One check per pairing that is tried on a tier, not one per switch."""
     checked = []
-    holds = Capacities.holds
+    holds = switch_pairing.holds
     monkeypatch.setattr(
-        Capacities, "holds", lambda self, splits: checked.append(1) or holds(self, splits)
+        switch_pairing,
+        "holds",
+        lambda network, splits: checked.append(1) or holds(network, splits),
     )
-    how = remove_switches(topology, optimum(topology).scaling).how
+    how = switch_pairing.paired_switches(topology, optimum(topology).scaling).how
     assert "split" not in how
     assert len(checked) < len(how)
 
@@ -59,9 +62,9 @@ def test_what_is_taken_back_leaves_every_rank_every_tree(topology):
             (u, w, t, min(a, b))
             for (u, a), (t, b) in zip(sorted(into.items()), sorted(out.items()), strict=False)
         ]
-        kept = network.most_of(splits)
-        assert network.holds(kept)
-        assert kept == splits or not network.holds(splits)
+        kept = switch_pairing.most_of(network, splits)
+        assert switch_pairing.holds(network, kept)
+        assert kept == splits or not switch_pairing.holds(network, splits)
 
 
 def paired_with_first(name: str, place: int) -> set[int]:

@@ -7,9 +7,9 @@ of arcs, from an overloaded one to one with capacity to spare. Most networks nee
 Where all arcs to spare come from descendants of a rank, one of these is moved from under it first.
 
 Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
-search gives up after a number of steps, and ``tree_packing`` goes on with tight cuts or the exact
-way. Trees that are found are as high as the breadth-first ones if possible; higher trees are then
-lowered by the same moves. The moves at one rank are kernels on the columns of ``spanning``.
+search gives up after a number of steps, and ``balanced_packing`` goes on with tight cuts or the
+exact way. Trees that are found are as high as the breadth-first ones if possible; higher trees are
+then lowered by the same moves. The moves at one rank are kernels (``alternating_paths``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.forestcoll.spanning import (
+from jaxcoll.synth.forestcoll.shortcuts.alternating_paths import (
     LEFT,
     SHORT,
     USED,
@@ -28,7 +28,6 @@ from jaxcoll.synth.forestcoll.spanning import (
     Batches,
     Lists,
     Scratch,
-    Trees,
     follow,
     goes_on,
     has_rows,
@@ -39,6 +38,7 @@ from jaxcoll.synth.forestcoll.spanning import (
     search,
     take,
 )
+from jaxcoll.synth.forestcoll.spanning import Trees
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import components
 from jaxcoll.synth.forestcoll.edge_splitting import Capacities
-from jaxcoll.synth.forestcoll.pairings import share_of, transported
-from jaxcoll.synth.forestcoll.spanning import MOST_EDGES, RoutedTrees
+from jaxcoll.synth.forestcoll.routed_trees import MOST_EDGES, RoutedTrees
+from jaxcoll.synth.forestcoll.shortcuts.pairings import share_of, transported
 from jaxcoll.topology import Topology
 
 _SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact

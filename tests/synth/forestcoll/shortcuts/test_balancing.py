@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.synth.forestcoll import balancing, tree_packing
-from jaxcoll.synth.forestcoll.balancing import Packed, arcs_of, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.spanning import Arcs
+from jaxcoll.synth.forestcoll.routed_trees import as_flow
+from jaxcoll.synth.forestcoll.shortcuts import balanced_packing, balancing, packed
+from jaxcoll.synth.forestcoll.shortcuts.alternating_paths import Arcs
+from jaxcoll.synth.forestcoll.shortcuts.balancing import Packed, arcs_of, balanced_trees
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology
@@ -106,8 +107,9 @@ def test_trees_are_sound_or_none_wherever_the_search_ends(topology, weights, ste
 @given(random_switched(max_ranks=12))
 def test_forests_are_optimal_whether_balanced_or_not(topology):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_packing, "_SEVERAL", 0)
-        flow = forest(topology, guess=False)
+        patch.setattr(balanced_packing, "_SEVERAL", 0)
+        scaling = optimum(topology).scaling
+        flow = as_flow(topology, scaling, packed(topology, scaling))
     assert flow.check_load() == optimum(topology).inverse
 
 

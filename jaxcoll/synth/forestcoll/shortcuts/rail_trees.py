@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.connectivity import components
-from jaxcoll.synth.forestcoll.spanning import MOST_EDGES, RoutedTrees
+from jaxcoll.synth.forestcoll.routed_trees import MOST_EDGES, RoutedTrees
 from jaxcoll.topology import Topology
 
 

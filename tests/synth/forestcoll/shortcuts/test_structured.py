@@ -8,9 +8,10 @@ from hypothesis import given, settings
 
 from jaxcoll.bounds.throughput import check_balanced, fixed_k, optimum
 from jaxcoll.paths import hop_distances
-from jaxcoll.synth.forestcoll import stages
-from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling
-from jaxcoll.synth.forestcoll.stages import forest, moved_trees
+from jaxcoll.synth.forestcoll import shortcuts
+from jaxcoll.synth.forestcoll.shortcuts.grid_trees import moved_trees
+from jaxcoll.synth.forestcoll.shortcuts.rail_trees import find_hosts, inner_scaling
+from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -166,13 +167,13 @@ def test_hosts_that_are_unbalanced_alone_are_not_split(monkeypatch):
     topology = Topology(4, columns[0], columns[1], np.zeros(16), 1e9 * columns[2], num_vertices=7)
     split = []
 
-    def noted(part, scaling, **options):
+    def noted(part, scaling):
         split.append(part.num_ranks)
         check_balanced(part)  # Theorem 26 is about no other networks
-        return remove_switches(part, scaling, **options)
+        return paired_switches(part, scaling)
 
-    remove_switches = stages.remove_switches
-    monkeypatch.setattr(stages, "remove_switches", noted)
+    paired_switches = shortcuts.paired_switches
+    monkeypatch.setattr(shortcuts, "paired_switches", noted)
     flow = forest(topology)
     assert split == [4]
     assert count(flow) == optimum(topology).inverse

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.spanning import RoutedTrees
-from jaxcoll.synth.forestcoll.stages import as_flow, assemble, forest
+from jaxcoll.synth.forestcoll.routed_trees import RoutedTrees, as_flow, assemble
+from jaxcoll.synth.forestcoll.shortcuts.host_trees import packed_by_hosts
+from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import dgx_a100, fat_tree, leaf_spine, mi250, multi_rail, nvswitch_hosts
 from jaxcoll.topology import Topology
