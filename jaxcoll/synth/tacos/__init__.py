@@ -8,9 +8,10 @@ Reductions are all-gathers on the reversed network, run backwards (Sec. IV-E).
 For tens of thousands of ranks the same search runs in lockstep on several cores and straight to
 disk.
 
-Read in this order: this file, ``search`` (one search, from a network to columns), ``state`` (tables
-of the kernels), ``rules`` (the chunk that each link takes), ``lockstep`` (Algorithms 1 and 2 where
-all links cost the same), ``events`` (where they do not).
+Read in this order: ``reference`` (both algorithms as the paper prints them, in plain Python), this
+file, ``search`` (one search, from a network to columns), ``state`` (tables of the kernels),
+``rules`` (the chunk that each link takes), ``lockstep`` (Algorithms 1 and 2 where all links cost
+the same), ``events`` (where they do not).
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Tacos(Synthesizer):
 
     Attributes:
         rule: which of the chunks that a link could carry it takes, a name in ``rules.RULES``; see
-            ``rules.Rule``. "random" is the paper's.
+            ``rules.Rule``. "random" is nearest to the paper's, but links choose chunks, where the
+            paper's Algorithm 1 (``reference``) chooses links for chunks.
         attempts: how many times to try, each with its own random numbers. The best schedule is
             kept; one that meets the bound ends the search. When omitted 16, and on small networks,
             where luck counts and attempts cost little, up to 256: until 50,000 sends have been
