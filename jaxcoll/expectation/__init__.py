@@ -199,7 +199,10 @@ def expect(
     for nbytes in counts:
         times = () if machine is None else reports(machine, kind, topology.num_ranks, nbytes)
         model = None if times else _modelled(topology, kind, nbytes)
-        least = bound(topology, whole, nbytes).time
+        if machine is None:
+            least = bound(topology, whole, nbytes).time
+        else:
+            least = machine.least_seconds(topology, whole, nbytes)
         found.append(Expected(nbytes, times, model, least, own.get(int(nbytes))))
     if own and all(row.own_seconds is None for row in found):
         raise FormatError(f"the log has none of these sizes; it has {sorted(own)[:8]}")

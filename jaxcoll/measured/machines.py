@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError, shown
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
@@ -16,6 +18,8 @@ from jaxcoll.topology import Topology, rebuilt
 
 # A link of Fugaku and its latency by the data sheet of TofuD (Ajima et al., Cluster 2018).
 _TOFU = {"alpha": 0.5e-6, "bandwidth": 6.8e9}
+# Its six network interfaces, each as fast as a link, by the same source.
+_TOFU_NODE = 6 * 6.8e9
 # Of xGMI; latencies are fitted wherever one matters.
 _XGMI = 2e-6
 
@@ -30,6 +34,9 @@ class Machine:
         most: how many ranks it has.
         make: the network of some of its ranks, neighbours in number.
         whole: whether only all of its ranks were measured together.
+        node: bytes per second that a rank sends at most, where the network leaves out links that
+            the machine has: nodes of Fugaku lie in a torus of six dimensions, and jobs of two get
+            links between their nodes that no torus of two has. None where the network has all.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Machine:
     most: int
     make: Callable[[int], Topology]
     whole: bool = False
+    node: float | None = None
 
     def topology(self, ranks: int | None = None) -> Topology:
         """The network of a group of ranks; of all without one.
@@ -61,8 +69,23 @@ class Machine:
         share = (ranks - 1) / ranks if kind in KINDS else 1.0
         return share / self.injection(ranks)
 
+    def least_seconds(self, network: Topology, collective: Collective, nbytes: float) -> float:
+        """Seconds that nothing can beat on the machine, by the data sheet.
+
+        The bound of the network, or where that leaves out links, of what a rank can send.
+
+        Args:
+            network: of some of the machine's ranks (``topology``).
+            nbytes: of a rank's buffer.
+        """
+        if self.node is not None:
+            return self.sends_in(collective.kind, network.num_ranks) * nbytes
+        return bound(network, collective, nbytes).time
+
     def injection(self, ranks: int) -> float:
         """Bytes per second that a rank's links carry one way."""
+        if self.node is not None:
+            return self.node
         network = self.topology(ranks)
         return float(network.bandwidth[network.src == 0].sum())
 
@@ -112,6 +135,7 @@ _ROWS = (
             math.prod(sides),
             lambda _, sides=sides: topologies.torus(*sides, **_TOFU),
             whole=True,
+            node=_TOFU_NODE if len(sides) == 2 else None,
         )
         for sides in ((4, 4, 4), (8, 8, 8), (64, 64), (32, 256))
     ),

@@ -45,7 +45,8 @@ def refusal(dtype, op: Callable | None, axes: Axes, is_gpu: bool = False) -> str
     if isinstance(found, str):
         return f"links: {found}"
     if is_gpu and not engine.plays_on_gpus(found):
-        return "links: on GPUs they take jaxlib 0.11 or newer, when the player is compiled too"
+        # The build of a wheel has the oldest jaxlib's headers, for CPUs; they know nothing of GPUs.
+        return f"links: the player here is for CPUs; with jaxlib 0.11 or newer {engine.COMPILE}"
     if axes.auto or not jax_internals.is_fully_manual():
         return "links: some axes of the mesh are not manual here"
     if op is None:
