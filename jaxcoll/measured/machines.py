@@ -72,7 +72,7 @@ class Machine:
     def least_seconds(self, network: Topology, collective: Collective, nbytes: float) -> float:
         """Seconds that nothing can beat on the machine, by the data sheet.
 
-        It is the bound of the network, or of what a rank can send where that leaves out links.
+        The bound of the network; where that leaves out links, what a rank can send is one.
 
         Args:
             network: of some of the machine's ranks (``topology``).
