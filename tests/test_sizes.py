@@ -19,7 +19,11 @@ KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyw
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
-    "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
+    "jaxcoll/execute/functions.py": {
+        "psum_scatter": PUBLIC,
+        "all_gather": PUBLIC,
+        "all_to_all": PUBLIC,
+    },
     "jaxcoll/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
