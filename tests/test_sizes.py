@@ -62,6 +62,7 @@ EXEMPT = {
         "_grow": KERNEL,
     },
     "jaxcoll/synth/trees/multitree.py": {"_add_one_each": KERNEL},
+    "jaxcoll/training/error_feedback.py": {"error_feedback": PUBLIC},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},

@@ -321,3 +321,16 @@ def check_operands(x, function: str) -> None:
                 f"{function} with wire_dtype= cuts its operand into blocks, and takes no symbolic "
                 f"dimensions, got shape {leaf.shape}; leave wire_dtype= out"
             )
+
+
+def check_order(order: str | None, wire_dtype) -> None:
+    """Refuse an unknown ``order=``, and any beside a wire.
+
+    Raises:
+        CollectiveError: either.
+    """
+    if fixed_order.is_fixed(order) and wire_dtype is not None:
+        raise CollectiveError(
+            f"order={order!r} is for sums of the values as they are, and wire_dtype= rounds them "
+            "by blocks, whose scale their neighbours decide; leave one of them out"
+        )

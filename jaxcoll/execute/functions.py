@@ -68,7 +68,7 @@ from jaxcoll.execute.calls import (
     vary,
 )
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.encoded import EncodedCall, check_operands
+from jaxcoll.execute.encoded import EncodedCall, check_operands, check_order
 from jaxcoll.execute.layout import Axes, divide, merge, move, sharded_as
 from jaxcoll.execute.wires import wire_of
 from jaxcoll.numerics import checks
@@ -183,11 +183,7 @@ class _How:
     wire_dtype: Any = None
 
     def __post_init__(self) -> None:
-        if fixed_order.is_fixed(self.order) and self.wire_dtype is not None:
-            raise CollectiveError(
-                f"order={self.order!r} is for sums of the values as they are, and wire_dtype= "
-                "rounds them by blocks, whose scale their neighbours decide; leave one of them out"
-            )
+        check_order(self.order, self.wire_dtype)
 
     def call(self, kind: str, axes: Axes, groups: Groups, op: str = "sum", invarying: bool = False):
         """A collective with all but its operand."""
