@@ -215,7 +215,7 @@ class Call:
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
             return self.run_as_it_says(x)
-        place = self._place(x)
+        place = self.place(x)
         return choices.run(self._task(x, place), x, RunBy(self, place))
 
     def run_as_it_says(self, x: jax.Array) -> jax.Array:
@@ -228,7 +228,7 @@ class Call:
         lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
         return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
 
-    def _place(self, x: jax.Array) -> stated.Place:
+    def place(self, x: jax.Array) -> stated.Place:
         """The collective on the network that is stated or known."""
         groups, kind, op = checked_groups(self.groups, self.axes), self.kind, self.op
         # Only where the lowering is the player's is a schedule timed as it plays it.
@@ -293,7 +293,7 @@ class Call:
         if self.is_fixed and choice in (None, "auto"):
             choice = Halving()
         if choice is None or isinstance(choice, (str, Synthesizer)):
-            choice = on_network(choice, self._place(x), nbytes)
+            choice = on_network(choice, self.place(x), nbytes)
         if isinstance(choice, Schedule) and groups is None and self.root is None:
             # A schedule of all ranks of the mesh, whose groups are those along the axes, runs over
             # the whole mesh; where both fit, the axes alone are meant.
