@@ -21,10 +21,9 @@ from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import ScheduleError
-from jaxcoll.execute import functions, primitives
-from jaxcoll.execute.calls import Call, Groups, is_vmapped
+from jaxcoll.execute import functions
+from jaxcoll.execute.calls import Call, Groups, is_vmapped, vary
 from jaxcoll.execute.choice import Choice, checked_groups, derived
-from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.choice.unequal import shared
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.buffer import lookup
@@ -156,11 +155,11 @@ class Exchange:
         axes, groups, unit = found.axes, found.groups, found.unit
         spare = PERMUTE_BYTES // max(1, unit * _row_bytes(operand))
         runs = Unequal(found.runs, found.pairs, spare)
-        lowering = lowering_of(self.lowering, found.runs, axes, operand.dtype, "sum")
+        call = Call("all_to_all", runs, axes, lowering=self.lowering)
 
         def run(x: jax.Array) -> jax.Array:
             rows = x.reshape(found.pairs.inputs, unit, *x.shape[1:])
-            got = primitives.bind(rows, axes, runs, lowering=lowering)
+            got = call(vary(rows, axes))
             return got.reshape(found.pairs.outputs * unit, *x.shape[1:])
 
         members = np.asarray(groups)[_groups_of(groups, axes.num_ranks)]  # of each rank's group

@@ -99,6 +99,12 @@ def ragged_all_to_all(
             sizes or offsets that are wrong (``check``).
     """
     checks.flag(check, "check", CollectiveError)
+    if check and not jax_internals.is_fully_manual():
+        raise CollectiveError(
+            "ragged_all_to_all checks sizes when the program runs, by a call of the host, which "
+            "JAX has only where all axes of the mesh are manual; leave axis_names= of shard_map "
+            "out, or give check=False"
+        )
     names = opened(axis_name, axis_index_groups, schedule, lowering)
     axes = axes_of(names)
     size = group_size(axes, axis_index_groups)
@@ -256,29 +262,34 @@ class Slices:
             told: sizes that arrive, as their senders say.
             most: as for ``clipped``.
         """
-        sizes, lengths = self.send_sizes, (operand.shape[0], output.shape[0])
+        sizes = self.send_sizes
         ends = jnp.maximum(sizes, 0).reshape(self.size, -1).cumsum(axis=1)
         room = jnp.repeat(most, ends.shape[1])
         found = [
-            Fault("send_sizes[{at}] is {value}; sizes are at least 0", sizes < 0, sizes, 0),
-            Fault(
-                "recv_sizes[{at}] is {value}; sizes are at least 0",
-                self.recv_sizes < 0, self.recv_sizes, 0,
-            ),
-        ]  # fmt: skip
-        places = (self.input_offsets, self.output_offsets)
-        arrays = (("input_offsets", "operand"), ("output_offsets", "output"))
-        for start, length, (name, whole) in zip(places, lengths, arrays, strict=True):
-            is_out = (start < 0) | (start > length) | (sizes > length - start)
-            text = f"{name}[{{at}}] is {{value}}; {whole} has {{limit}} rows, send_sizes[{{at}}] too"
-            found.append(Fault(text, (sizes > 0) & is_out, start, length))
+            Fault(f"{name}[{{at}}] is {{value}}; sizes are at least 0", each < 0, each, 0)
+            for name, each in (("send_sizes", sizes), ("recv_sizes", self.recv_sizes))
+        ]
+        for name, whole, start, length in (
+            ("input_offsets", "operand", self.input_offsets, operand.shape[0]),
+            ("output_offsets", "output", self.output_offsets, output.shape[0]),
+        ):
+            is_out = (sizes > 0) & ((start < 0) | (start > length) | (sizes > length - start))
+            found += [
+                Fault(f"{name}[{{at}}] is {{value}}", is_out & (start < 0), start, length),
+                Fault(
+                    f"send_sizes[{{at}}] rows from {name}[{{at}}] on end at {{value}}; {whole} has "
+                    "{limit}",
+                    is_out, start + sizes, length,
+                ),
+            ]  # fmt: skip
         found += [
             Fault(
-                "send_sizes[{at}] makes {value} rows for its rank; largest= allows {limit}",
+                "up to send_sizes[{at}] there are {value} rows for one rank; largest= allows "
+                "{limit}",
                 ends.ravel() > room, ends.ravel(), room,
             ),
             Fault(
-                "recv_sizes[{at}] is {value}, but its rank sends {limit} rows",
+                "recv_sizes[{at}] is {value}, but the rank it is from sends {limit} rows",
                 self.recv_sizes != told, self.recv_sizes, told,
             ),
         ]  # fmt: skip
