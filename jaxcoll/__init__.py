@@ -53,6 +53,7 @@ _NAMES = {
         "ppermute",
         "psum",
         "psum_scatter",
+        "ragged_all_to_all",
         "reduce",
         "scatter",
         "use_topology",
@@ -169,6 +170,7 @@ if TYPE_CHECKING:
     from jaxcoll.execute import ppermute as ppermute
     from jaxcoll.execute import psum as psum
     from jaxcoll.execute import psum_scatter as psum_scatter
+    from jaxcoll.execute import ragged_all_to_all as ragged_all_to_all
     from jaxcoll.execute import reduce as reduce
     from jaxcoll.execute import scatter as scatter
     from jaxcoll.execute import use_topology as use_topology

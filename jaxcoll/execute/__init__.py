@@ -22,6 +22,7 @@ from jaxcoll.execute.functions import (
     psum_scatter,
 )
 from jaxcoll.execute.links.probe import Probe
+from jaxcoll.execute.ragged import ragged_all_to_all
 from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatter
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "ragged_all_to_all",
     "reduce",
     "scatter",
     "use_topology",

@@ -68,7 +68,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     is_gpu = setting.target.startswith("gpu")
     if why := refusal(x.dtype, op if adds else None, axes, is_gpu):
         raise CollectiveError(why)
-    length = program.blocks[1] * program.block_rows * setting.width
+    length = program.outputs * setting.width
     result = jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype)
     nbytes = float(max(x.size, math.prod(result.shape)) * x.dtype.itemsize)
     # JAX has no types of what varies for a call of several results.

@@ -52,6 +52,8 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
+    if program.is_direct:
+        return _run_direct(program, x, setting)
     width, target = setting.width, setting.target
     row_bytes = x.size // x.shape[0] * x.dtype.itemsize * width
     is_large = at_least(program.num_rows * row_bytes, UNCUT_BYTES + 1)
@@ -76,6 +78,22 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
         buffer = receive(buffer, arrived, rounds, rank, width, setting.op)
     return read_result(program, buffer, rank, width)
+
+
+def _run_direct(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
+    """Unequal blocks that nobody forwards: sent from the input, and written to the result."""
+    width, rank = setting.width, setting.axes.rank()
+    result = blank(x, program.outputs * width)
+    arrived, behind = [], ()  # of the last step, which is not written yet
+    for rounds in program.steps:
+        sources = [source(x, round_, rank, width, program.outputs) for round_ in rounds]
+        if arrived and setting.target != "cpu":
+            sources, arrived = lax.optimization_barrier((sources, arrived))
+        pairs = [round_.pairs for round_ in rounds]
+        here = permute_together(setting.axes, sources, pairs, setting.target)
+        result = receive(result, arrived, behind, rank, width)
+        arrived, behind = here, rounds
+    return receive(result, arrived, behind, rank, width)
 
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
