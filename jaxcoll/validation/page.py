@@ -24,14 +24,17 @@ FIGURES = {way: f"images/validation-{way}.png" for way in ("sizes", "ranks", "li
 
 _HEAD = """# Predicted and measured
 
-Every published time that the library ships ([measured](measured.md)) and that others around it can
-predict, and by how much the prediction is wrong. Means are of absolute errors; a worst error has
-its sign, + where the prediction is too slow. Sizes are those of a rank's buffer. The aim from 1 MiB
-is a mean of at most 12 %, from 64 MiB of 5 %, and no row above 25 %; **bold** is beyond it.
+How far may a predicted time be from the measured one? This page answers that for every published
+time that the library ships ([measured](measured.md)) and that others around it can predict. Some
+rows are held out, and predicted from the rest.
+
+Means are of absolute errors; a worst error has its sign, + where the prediction is too slow. Sizes
+are those of a rank's buffer. From 1 MiB the aim is a mean of at most 12 %, from 64 MiB of 5 %, and
+no row above 25 %. **Bold** numbers miss it.
 
 This page is written by `jaxcoll measured --page docs/validation.md{seed}`. The seed draws the rows
-that are held out, and none of them is in any fit. In the figures a point is a row, on the line
-where the prediction is right, in the band where it is so within a quarter; titles count the rows.
+that are held out, and none of them is in any fit. In the figures each point is a row. The line is
+where the prediction is right, the band where it is right within a quarter; titles count the rows.
 """
 
 
@@ -75,10 +78,10 @@ def _by_sizes(seed: int) -> Iterator[str]:
     found = predictions("sizes", seed)
     yield "## Between measured sizes\n"
     yield (
-        "A third of the inner sizes of every curve is held out, and predicted by a straight line "
-        "over bytes\nbetween the rows around it, as `jc.expect` reads the tables. Sizes are a "
-        "factor of two apart, of Fugaku\neight, before rows are held out; where neighbours of "
-        "one curve differ by chance, so does the prediction.\n"
+        "A third of the inner sizes of every curve is held out. It is predicted by a straight\n"
+        "line over bytes between the rows around it, as `jc.expect` reads the tables. Before\n"
+        "rows are held out, sizes are a factor of two apart, on Fugaku of eight. Where\n"
+        "neighbours of one curve differ by chance, so does the prediction.\n"
     )
     yield _figure("sizes")
     yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
@@ -94,8 +97,8 @@ def _by_ranks(seed: int) -> Iterator[str]:
     found = predictions("ranks", seed)
     yield "## Between measured numbers of ranks\n"
     yield (
-        "Every curve is predicted from those on fewer and on more ranks, by a line over logarithms."
-        "\n"
+        "Every curve is predicted from those on fewer and on more ranks, by a line over\n"
+        "logarithms.\n"
     )
     yield _figure("ranks")
     yield from _grid(errors(found, ("machine", "size_class")), ("machine",))
@@ -106,10 +109,11 @@ def _by_links(seed: int) -> Iterator[str]:
     found = predictions("links", seed)
     yield "## By fitted links\n"
     yield (
-        "The library's own model: one latency and one bandwidth per link, fitted to the rows from "
-        "1 MiB of four\ncollectives among 8 ranks that are not held out, and schedules in place of "
-        "those of NCCL and RCCL (rings,\none step on full meshes). It knows neither protocols nor "
-        "sums in switches. Plans, `auto` and `compare`\ncalculate with such links.\n"
+        "Here the library's own model predicts: one latency and one bandwidth per link. These\n"
+        "are fitted to the rows from 1 MiB of four collectives among 8 ranks that are not held\n"
+        "out. Schedules stand for the algorithms of NCCL and RCCL (rings, one step on full\n"
+        "meshes). The model knows neither protocols nor sums in switches. Plans, `auto` and\n"
+        "`compare` calculate with such links.\n"
     )
     yield _figure("links")
     yield from _grid(
@@ -121,9 +125,10 @@ def _by_links(seed: int) -> Iterator[str]:
 def _carried(seed: int) -> Iterator[str]:
     yield "## From a small torus to a large one\n"
     yield (
-        "Links of Fugaku fitted to one algorithm on 4x4x4 nodes, which predict the same algorithm "
-        "on 8x8x8, as\nthe synthesizers `bucket` and `rhd` make it. A latency per link does not "
-        "carry: start-ups of `3dtorus` grow\nby more than its steps. Bold is beyond 15 %.\n"
+        "Links of Fugaku are fitted to one algorithm on 4x4x4 nodes, and predict the same\n"
+        "algorithm on 8x8x8, as the synthesizers `bucket` and `rhd` make it. One latency per\n"
+        "link is not enough: start-ups of `3dtorus` grow by more than its steps. Bold is beyond\n"
+        "15 %.\n"
     )
     yield "| algorithm | bytes | measured, us | predicted, us | error, % |"
     yield "|---|---|---|---|---|"
