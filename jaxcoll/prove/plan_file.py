@@ -79,7 +79,7 @@ def word(fields: object, key: str, known: tuple[str, ...]) -> str:
 
 
 class Layout(NamedTuple):
-    """What a plan says of all ranks.
+    """The facts of a plan that concern all ranks.
 
     Attributes:
         sizes: chunks of each buffer ("i", "o", "s") of each rank.

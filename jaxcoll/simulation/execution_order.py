@@ -359,7 +359,7 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
 
 @kernel(cache=True, nogil=True)
 def _share(flowing, count, ptr, link, capacity, rate, room, users):
-    """Max-min fair rates: the fullest link is shared equally, then the next with what is left."""
+    """Max-min fair rates: the fullest link is shared equally, then the next one, and so on."""
     for i in range(count):
         f = flowing[i]
         rate[f] = -1.0

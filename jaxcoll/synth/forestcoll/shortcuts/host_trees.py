@@ -39,7 +39,7 @@ Paths = Sequence[tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Arc:
-    """A path between hosts, with what it can carry once links into hosts are trimmed.
+    """A path between hosts, and its capacity once links into hosts are trimmed.
 
     Attributes:
         tail, head: the ends of the path, each a rank or a switch between hosts.
