@@ -12,6 +12,7 @@ Every third size from 1 MB is held out of the fit, and says how good it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ from jaxcoll.calibration.fit import (
 )
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import timings as logs
+from jaxcoll.io.files import naming
 from jaxcoll.io.timings import Timing, Timings
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, checked, reporting
@@ -197,18 +199,15 @@ def calibrate(
     checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
     checks.nonnegative(least, "least", FormatError)
     checked(progress, FormatError)
-    read = [_read(each, collective, topology) for each in _several(log)]
-    rows = [row for part in read for row in part.rows if row.nbytes >= least]
+    given = _several(log)
+    read = [_read(each, collective, topology) for each in given]
     torn = sum(part.torn for part in read)
-    ranks = {row.ranks for row in rows}
-    expected = ranks if topology is None else {topology.num_ranks}
-    # One rank sends nothing, and times of several numbers of ranks are of several networks.
-    if len(ranks) != 1 or ranks != expected or ranks == {1}:
-        wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
-        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+    named = ", ".join(os.fspath(each) for each in given if not isinstance(each, Timings))
+    with naming(named) if named else contextlib.nullcontext():
+        rows = _of_one_network(read, topology, float(least))
+        points = _points(rows)
     if topology is None:
-        topology = switch(ranks.pop(), alpha=_ALPHA, bandwidth=_BANDWIDTH)
-    points = _points(rows)
+        topology = switch(rows[0].ranks, alpha=_ALPHA, bandwidth=_BANDWIDTH)
     held_out = _held_out(points)
     left = groups([point for point in points if point not in held_out])
     # Evenly: a log of two hundred small sizes would otherwise be fitted to these alone.
@@ -236,6 +235,23 @@ def _read(log: Log, collective: str | None, topology: Topology | None) -> Timing
         return log
     ranks = None if topology is None else topology.num_ranks
     return logs.load(log, collective, ranks)
+
+
+def _of_one_network(
+    read: Sequence[Timings], topology: Topology | None, least: float
+) -> list[Timing]:
+    """The times from ``least`` bytes on, all of one number of ranks."""
+    rows = [row for part in read for row in part.rows if row.nbytes >= least]
+    if not rows:
+        some = f" from {least:g} bytes" if least else ""
+        raise FormatError(f"the log has no times{some}; give the print of a whole run")
+    ranks = {row.ranks for row in rows}
+    expected = ranks if topology is None else {topology.num_ranks}
+    # One rank sends nothing, and times of several numbers of ranks are of several networks.
+    if len(ranks) != 1 or ranks != expected or ranks == {1}:
+        wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
+        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+    return rows
 
 
 def _points(rows: Iterable[Timing]) -> list[Timing]:

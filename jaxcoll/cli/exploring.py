@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxcoll.cli.contests import machine_option
-from jaxcoll.cli.descriptions import description_of
-from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
+from jaxcoll.cli.descriptions import OPTIONS, description_of
+from jaxcoll.cli.files import check_network, check_target, read_schedule, write
 from jaxcoll.cli.networks import (
     NetworkName,
+    completed_network,
+    description_options,
+    link_options,
     named_network,
     network_names,
     network_options,
 )
 from jaxcoll.cli.quantities import (
-    BANDWIDTH_LIST,
     FAILURES,
     SIZE,
     SIZES,
-    TIMES,
     Table,
     after_failures,
     bandwidth_text,
@@ -39,6 +40,7 @@ from jaxcoll.cli.quantities import (
     tell,
     time_text,
 )
+from jaxcoll.cli.recognised import needs_network
 from jaxcoll.cli.schedules import (
     BUCKET,
     OF_ROOTS,
@@ -54,6 +56,7 @@ from jaxcoll.cli.schedules import (
     order_line,
     workers_option,
 )
+from jaxcoll.cli.words import in_options
 from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 
@@ -111,8 +114,8 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 
 @click.command()
 @click.argument("what", required=False, type=NetworkName())
-@click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us.")
-@click.option("--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s.")
+@link_options
+@description_options
 @failure_options
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
@@ -142,7 +145,9 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
     if (size, execution) != (None, None) and not (output or "").lower().endswith(".html"):
         raise click.UsageError("--size and --execution are of a page; add -o page.html")
     with working("reading"):
-        obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
+        completing = {name: of_network.pop(name) for name in OPTIONS}
+        speeds = of_network.pop("alpha"), of_network.pop("bandwidth")
+        obj = _read(what, network_name, completing, speeds)
         if any(of_network.values()):
             if hasattr(obj, "collective"):
                 raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
@@ -158,14 +163,15 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
     return tell(as_json, {**facts, "output": output}, *lines)
 
 
-def _read(what: str, network_name: str | None, *speeds) -> Any:
+def _read(what: str, network_name: str | None, completing: dict[str, Any], speeds) -> Any:
     import jaxcoll as jc
 
     given = named_network(network_name) if network_name else None
     # A file without its network, then one with it, then a name.
     if needs_network(what):
         return read_schedule(what, given)
-    if os.path.isfile(what) and description_of(what) is None:
+    is_plain = not any(completing.values()) and description_of(what) is None
+    if os.path.isfile(what) and is_plain:
         found = jc.io.load(what)
         if not isinstance(found, jc.Topology | jc.Schedule):
             kind = type(found).__name__
@@ -173,7 +179,7 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
         if any(speeds):
             raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     else:
-        found = named_network(what, *speeds)
+        found = completed_network(what, completing, speeds)
     check_network(what, found, given)
     return found
 
@@ -335,7 +341,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
                 table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
             made += found
             # A refusal takes the place of all times: at larger sizes it is not tried again.
-            refused = found[-1].refusal
+            refused = _refusal(found[-1])
             if refused is not None and only is None:
                 undefined.append(found[0].synthesizer)
             elif not as_json:
@@ -375,7 +381,7 @@ def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
     for name, rows in itertools.groupby(made, lambda row: row.synthesizer):
         for row in rows:
             if row.refusal is not None:
-                yield {"synthesizer": name, "refused": row.refusal}
+                yield {"synthesizer": name, "refused": _refusal(row)}
                 break
             yield {
                 "synthesizer": name,
@@ -384,6 +390,12 @@ def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
                 "algbw": row.algbw,
                 "percent_of_bound": row.percent_of_bound,
             }
+
+
+def _refusal(row: jc.comparison.Compared) -> str | None:
+    """Why a synthesizer does not apply, in the words of the command line."""
+    command = click.get_current_context().command
+    return None if row.refusal is None else in_options(row.refusal, command)
 
 
 def _cell(row: jc.comparison.Compared) -> str:
@@ -484,6 +496,7 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
         raise click.UsageError(f"{network.name} has one rank, with nothing to send")
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
+    _check_fed(network, backend)
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -512,6 +525,23 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
         for inside in told:
             click.echo(f"\n{inside}")
     return 0
+
+
+def _check_fed(network, backend: str) -> None:
+    """That the links are none that a CPU cannot feed: it would be charged for its copies alone.
+
+    Raises:
+        click.UsageError: they carry more than it copies.
+    """
+    from jaxcoll.simulation.execution_costs import costs_of
+
+    costs, fastest = costs_of(backend), float(network.bandwidth.max())
+    if costs is not None and costs.backend == "cpu" and fastest * costs.copied > 1:
+        raise click.UsageError(
+            f"--backend {backend} is of CPUs, which copy {bandwidth_text(1 / costs.copied)}, and "
+            f"links of {network.name} carry {bandwidth_text(fastest)}; type --backend gpu, or the "
+            "--bandwidth between the processes"
+        )
 
 
 def _echo_tables(rows: Sequence[dict[str, Any]], backend: str) -> None:
