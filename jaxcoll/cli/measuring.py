@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from jaxcoll.cli.descriptions import NAMED
 from jaxcoll.cli.files import check_target
+from jaxcoll.cli.logs import collective_of
 from jaxcoll.cli.networks import NetworkName, completed_network, description_options
 from jaxcoll.cli.quantities import SIZES, print_json, size_text, tell, time_text
 from jaxcoll.cli.schedules import as_json, collective_argument
@@ -153,7 +154,7 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     if log is not None and network is not None and (kind := meant(network)) is not None:
         network, collective = None, kind.name
     elif log is not None:
-        said, source = _collective_of(log), click.get_current_context().get_parameter_source
+        said, source = collective_of(log), click.get_current_context().get_parameter_source
         if said is None and source("collective") is ParameterSource.DEFAULT:
             raise click.UsageError(f"{log} does not say of which collective it is; name it")
         collective = said or collective if network is None else collective
@@ -207,22 +208,6 @@ def _network_of(log: str):
 
     machine, ranks = load_text(log, jc.measured.machine_of_log)
     return machine.topology(ranks)
-
-
-def _collective_of(log: str) -> str | None:
-    """The collective that a log says it is of; None where it says none, or several."""
-    import jaxcoll as jc
-    from jaxcoll.io.files import load_text
-
-    try:
-        rows = jc.io.timings.load(log).rows
-    except jc.errors.FormatError:
-        # Many logs do not say their collective. Another kind of text is refused.
-        if load_text(log, jc.io.kind_of) not in ("log", "timings"):
-            raise
-        return None
-    kinds = {row.collective for row in rows}
-    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _size_lines(row) -> list[str]:

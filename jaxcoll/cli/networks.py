@@ -318,17 +318,9 @@ def network_options(command: Any) -> Any:
         completing = {name: others.pop(name) for name in OPTIONS}
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
-            from jaxcoll.kinds import NAMES, meant
-
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            kind = meant(network)
-            if kind is None:
-                raise click.UsageError(
-                    f"no collective is called {network[:40]!r}, and --from says the network; "
-                    f"known: {', '.join(NAMES)}"
-                )
-            others["collective"] = kind.name
+            others["collective"] = collective_in(network, "--from")
         with working("building the network"):
             if table is not None:
                 built = network_from(table, completing, speeds)
@@ -354,6 +346,25 @@ def network_options(command: Any) -> Any:
     ):  # fmt: skip
         made = decorate(made)
     return made
+
+
+def collective_in(text: str, option: str) -> Any:
+    """The collective that stands where NETWORK does otherwise, as the command reads it.
+
+    Raises:
+        click.UsageError: none is called so; ``option`` says the network.
+    """
+    context = click.get_current_context()
+    reader = next(each.type for each in context.command.params if each.name == "collective")
+    try:
+        return reader.convert(text, None, context)
+    except click.BadParameter:
+        from jaxcoll.kinds import NAMES
+
+        raise click.UsageError(
+            f"no collective is called {text[:40]!r}, and {option} says the network; known: "
+            f"{', '.join(NAMES)}"
+        ) from None
 
 
 def link_options(command: Callable[..., Any]) -> Callable[..., Any]:

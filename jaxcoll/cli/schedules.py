@@ -141,6 +141,21 @@ collective_argument = click.argument(
 )
 
 
+class CollectiveNames(click.ParamType):
+    """Kinds of collectives that run at the same time, separated by commas."""
+
+    name = "collectives"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        if not isinstance(value, str):
+            return value
+        return tuple(CollectiveName().convert(part.strip(), param, ctx)
+                     for part in value.split(","))  # fmt: skip
+
+    def shell_complete(self, ctx, param, incomplete):
+        return CollectiveName().shell_complete(ctx, param, incomplete)
+
+
 OF_ROOTS = "Of broadcast and such; of reduce_to_some as 0,3."
 
 
@@ -179,20 +194,18 @@ class Groups(click.ParamType):
         return tuple(ranks)
 
 
+helpers_option = click.option(
+    "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
+    help="Nobody outside a group forwards for it.",
+)  # fmt: skip
+
+
 def group_options(command):
     """``--groups`` and ``--no-helpers``, of which ``helpers`` is the argument."""
-    for option in (
-        click.option(
-            "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
-            help="Nobody outside a group forwards for it.",
-        ),
-        click.option(
-            "--groups", type=Groups(), metavar="RANKS",
-            help="That take part: 0-2,5; several: 0-3/4-7.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    of_groups = click.option(
+        "--groups", type=Groups(), metavar="RANKS", help="That take part: 0-2,5; several: 0-3/4-7."
+    )
+    return of_groups(helpers_option(command))
 
 
 class SynthesizerName(click.ParamType):
