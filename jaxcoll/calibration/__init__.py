@@ -29,6 +29,7 @@ from jaxcoll.calibration.fit import (
     spread,
     with_links,
 )
+from jaxcoll.calibration.protocols import account_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import timings as logs
 from jaxcoll.io.files import naming
@@ -214,7 +215,7 @@ def calibrate(
     fitted = [group[at] for group in left for at in spread(len(group), _MOST_SIZES)]
     with reporting(progress, "fitting the links", FormatError) as report:
         tell = Steps(report)
-        return _told(topology, fit(topology, fitted, tell), len(fitted), held_out, torn, tell)
+        return _told(topology, fit(topology, fitted, tell), fitted, held_out, torn, tell)
 
 
 # ---------------------------------------------------------------------- what was measured
@@ -288,7 +289,7 @@ def _held_out(points: Sequence[Timing]) -> list[Timing]:
 def _told(
     topology: Topology,
     found: tuple[np.ndarray, np.ndarray],
-    fitted: int,
+    fitted: Sequence[Timing],
     held_out: Sequence[Timing],
     torn: int,
     tell: Steps,
@@ -313,7 +314,14 @@ def _told(
         found_price = price(network, point)
         held.append(HeldOut(point.collective, point.nbytes, point.seconds, found_price))
         tell(f"priced {point.nbytes} bytes, which were held out")
-    made = Calibration(network, classes, tuple(held), fitted, torn)
+    made = Calibration(network, classes, tuple(held), len(fitted), torn)
+    _warn(made, fitted)
+    return made
+
+
+def _warn(made: Calibration, fitted: Sequence[Timing]) -> None:
+    """Say what is wrong with a fit, or what explains its log better."""
+    held, torn = made.held_out, made.torn
     if torn:
         warn_user(
             f"{torn} rows of the log could not be read and were passed over", AssumptionWarning
@@ -324,6 +332,10 @@ def _told(
             "measure five sizes or more, from 1 MB",
             AssumptionWarning,
         )
+    explained = _explained(held, fitted)
+    if explained:
+        warn_user(explained, AssumptionWarning)
+        return
     beyond = [each for each in held if abs(each.error) > each.promised]
     if beyond:
         shown = "; ".join(
@@ -337,4 +349,31 @@ def _told(
             f"log, leave small sizes out by least=: {shown}",
             AssumptionWarning,
         )
-    return made
+
+
+# Protocols explain a log where their error is at most this part of the links', which has to be
+# above the other, in units of the errors that are promised: below it, noise decides.
+_BETTER, _WORTH = 0.5, 0.5
+
+
+def _explained(held: Sequence[HeldOut], fitted: Sequence[Timing]) -> str:
+    """How NCCL's protocols explain sizes that were held out, where they do and links do not."""
+    for kind in dict.fromkeys(each.collective for each in held):
+        account = account_of([each for each in fitted if each.collective == kind])
+        of_kind = [each for each in held if each.collective == kind]
+        if account is None or len(of_kind) < 2:
+            continue
+        promises = np.asarray([each.promised for each in of_kind])
+        links = np.asarray([each.error for each in of_kind])
+        protocols = np.asarray([account.seconds(h.nbytes) / h.seconds - 1 for h in of_kind])
+        by_links, by_protocols = (
+            float(np.sqrt(np.mean((errors / promises) ** 2))) for errors in (links, protocols)
+        )
+        if by_links > _WORTH and by_protocols < _BETTER * by_links:
+            return (
+                f"NCCL's start and its protocols explain the times of {kind} better than slow "
+                f"links do: {account}; sizes that were held out are off by "
+                f"{100 * abs(protocols).max():.1f} %, and by {100 * abs(links).max():.1f} % of the "
+                f"links. Fit the sizes of one protocol alone, by least={account.of_last:.0f}"
+            )
+    return ""
