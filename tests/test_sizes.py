@@ -34,6 +34,7 @@ EXEMPT = {
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
+    "jaxcoll/bounds/times.py": {"bound": PUBLIC},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
     "jaxcoll/synth/forestcoll/shortcuts/balancing.py": {"_shift": KERNEL},
     "jaxcoll/synth/forestcoll/shortcuts/alternating_paths.py": {

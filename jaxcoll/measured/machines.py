@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
@@ -158,8 +160,54 @@ def machine_of(name: object) -> Machine:
 
 
 def _has_wires_of(one: Topology, other: Topology) -> bool:
-    """Whether two networks are the same but for their latencies."""
-    return one.num_links == other.num_links and rebuilt(other, alpha=one.alpha) == one
+    """Whether two networks are the same but for their latencies, and what their switches do.
+
+    A network card that one rank alone uses is a part of that rank's link to the network, as the
+    families have it; files name it as a vertex of its own. Switches may come in any order.
+    """
+    return _wires(one) == _wires(other)
+
+
+@functools.lru_cache(maxsize=256)
+def _wires(topology: Topology) -> tuple[object, ...]:
+    """A network's wires without latencies, the same for networks that differ by cards and order."""
+    n = topology.num_ranks
+    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
+    wires = [(a, b, v) for (a, b), v in zip(ends, topology.bandwidth.tolist(), strict=True)]
+    for card in range(n, topology.num_vertices):
+        wires = _joined_through(card, wires, n)
+    # A switch is known by the vertices at its links; of two that have the same, the first is first.
+    near: dict[int, list[int]] = {}
+    for a, b, _ in wires:
+        for end, other in ((a, b), (b, a)):
+            if end >= n:
+                near.setdefault(end, []).append(min(other, n))
+    place = np.full(topology.num_vertices, -1)
+    place[:n] = np.arange(n)
+    order = sorted(near, key=lambda switch: (sorted(near[switch]), switch))
+    place[order] = n + np.arange(len(order))
+    able = topology.in_network.moved(place)
+    found = sorted((int(place[a]), int(place[b]), float(v)) for a, b, v in wires)
+    return n, tuple(found), able
+
+
+Wire = tuple[int, int, float]
+
+
+def _joined_through(card: int, wires: list[Wire], ranks: int) -> list[Wire]:
+    """Links without a card between one rank and one switch, where that is what a vertex is."""
+    at = [wire for wire in wires if card in wire[:2]]
+    others = {end for a, b, _ in at for end in (a, b)} - {card}
+    if len(at) != 4 or len(others) != 2 or sum(end < ranks for end in others) != 1:
+        return wires
+    one, other = sorted(others)
+    speed = {(a, b): v for a, b, v in at}
+    if len(speed) != 4:  # two links one way, and none back
+        return wires
+    there = min(speed[one, card], speed[card, other])
+    back = min(speed[other, card], speed[card, one])
+    kept = [wire for wire in wires if card not in wire[:2]]
+    return [*kept, (one, other, there), (other, one, back)]
 
 
 def machine_like(topology: Topology) -> tuple[Machine, int] | None:

@@ -105,7 +105,7 @@ class _File:
         self.hosts: dict[str, int] = {}
         self.below: dict[str, tuple[list[str], list[str]]] = {}  # hosts and switches of a switch
         self.blocks: dict[str, list[str]] = {}
-        is_yaml = re.search(r"^[ \t]*-[ \t]+topology[ \t]*:", text, re.MULTILINE)
+        is_yaml = re.search(r"^[ \t]*(-[ \t]+topology|flat)[ \t]*:", text, re.MULTILINE)
         for where, said in _default(text) if is_yaml else _lines(text):
             if "switchname" in said:
                 self._check_keys(where, said, _SWITCH, "SwitchName")
@@ -120,7 +120,7 @@ class _File:
                 self._add(self.blocks, where, said["blockname"], nodes)
                 self._see(nodes)
         if not self.hosts:
-            raise FormatError("no line has Nodes=; expected SwitchName=leaf1 Nodes=gpu[01-16]")
+            raise FormatError(self._without_hosts(text))
         if self.below and self.blocks:
             raise FormatError("the file has switches and blocks; give one of them")
         if len(self.hosts) > MOST_HOSTS or len(self.below) + len(self.blocks) > MOST_SWITCHES:
@@ -147,6 +147,20 @@ class _File:
     def _see(self, names: list[str]) -> None:
         for name in names:
             self.hosts.setdefault(name, len(self.hosts))
+
+    def _without_hosts(self, text: str) -> str:
+        if self.below and all(under for _, under in self.below.values()):
+            # Each leads to another, so some lead back.
+            return (
+                f"the switches {shown(', '.join(self.below))} are above each other only, in a "
+                "circle, and none has Nodes="
+            )
+        if re.search(r"^\s*flat\s*:\s*true", text, re.MULTILINE | re.IGNORECASE):
+            return (
+                "the topology is flat, which names neither hosts nor switches; give the print of "
+                "ibnetdiscover, or a family as dgx-h100:4"
+            )
+        return "no line has Nodes=; expected SwitchName=leaf1 Nodes=gpu[01-16]"
 
     # ------------------------------------------------------------------ the fabric
 
