@@ -266,13 +266,14 @@ class EncodedCall:
                 "wire_dtype= cuts operands into blocks, and does not take one of shape "
                 f"{x.shape} that Explicit axes shard; leave wire_dtype= out"
             )
-        run = {
-            "all_reduce": self.code.psum,
-            "reduce_scatter": self.code.psum_scatter,
-            "all_gather": self.code.all_gather,
-            "all_to_all": self.code.all_to_all,
-        }[self.kind]
-        return run(x, self.wire.folded(next(self.calls)))
+        return self._run(x, self.wire.folded(next(self.calls)))
+
+    @property
+    def _run(self) -> Callable[[jax.Array, Wire], jax.Array]:
+        kind = kind_of(self.kind)
+        if kind.adds:
+            return self.code.psum if kind.sums_for_all else self.code.psum_scatter
+        return self.code.all_gather if kind.copies else self.code.all_to_all
 
     @functools.cached_property
     def code(self) -> Encoded:

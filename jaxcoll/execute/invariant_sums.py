@@ -38,6 +38,8 @@ from jaxcoll.execute.encoded import place_in_group, straight_through
 from jaxcoll.execute.layout import Axes, move
 from jaxcoll.kinds import kind_of
 
+_SCATTER, _GATHER = kind_of("all_reduce").phase_names
+
 
 @dataclasses.dataclass(frozen=True)
 class InvariantCall:
@@ -102,10 +104,10 @@ class InvariantCall:
     def __call__(self, blocks: jax.Array) -> jax.Array:
         """This rank's sum of shape (1, ...) of blocks of shape (ranks, ...)."""
         if jnp.issubdtype(blocks.dtype, jnp.integer):
-            return self._of("reduce_scatter")(blocks)
+            return self._of(_SCATTER)(blocks)
         wide = widened(blocks, self.accum_dtype)
         found = straight_through(
-            lambda x, _: self._scattered(x), lambda x, _: self._of("all_gather")(x), wide
+            lambda x, _: self._scattered(x), lambda x, _: self._of(_GATHER)(x), wide
         )
         return narrowed(found, blocks, self.accum_dtype)
 
@@ -130,7 +132,7 @@ class InvariantCall:
 
         def scattered(words):
             # The words of a block side by side, for blocks lead.
-            return [move(self._of("reduce_scatter")(move(x, 1, 0)), 1, 0) for x in words]
+            return [move(self._of(_SCATTER)(move(x, 1, 0)), 1, 0) for x in words]
 
         (found,) = invariant.total([blocks[None]], self._ranks, self._largest, scattered, own)
         return found
@@ -211,7 +213,7 @@ def invariant_sum(
         CollectiveError: a dimension of no addends or of too many, or as for ``jc.psum``.
     """
     leaves, structure = jax.tree.flatten(x)
-    names = opened(axis_name, axis_index_groups, schedule, lowering) if axis_name else ()
+    names = opened(axis_name, axis_index_groups, schedule, lowering)
     check_accumulates(accum_dtype, leaves, "invariant_sum")
     check_leaves(leaves, "invariant_sum")
     call = InvariantCall(names, axis_index_groups, schedule, lowering, accum_dtype)

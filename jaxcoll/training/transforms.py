@@ -211,12 +211,7 @@ def overlap(
             of params than layers, or what ``jc.psum`` refuses.
     """
     check_options(axis_name, mean, bucket_bytes, window=0)
-    layers = checks.members(layers, "layers", CollectiveError)
-    for i, layer in enumerate(layers):
-        checks.function(layer, f"layers[{i}]", CollectiveError)
-    checks.function(loss, "loss", CollectiveError)
-    if not layers:
-        raise CollectiveError("overlap needs one or more layers, got none")
+    layers = _checked_layers(layers, loss)
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
     if is_invariant(order):
         raise CollectiveError(
@@ -236,6 +231,16 @@ def overlap(
         return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)
 
     return value_and_grad
+
+
+def _checked_layers(layers, loss) -> tuple:
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
+    if not layers:
+        raise CollectiveError("overlap needs one or more layers, got none")
+    return layers
 
 
 def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:

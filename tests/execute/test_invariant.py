@@ -324,14 +324,12 @@ def test_bytes_on_the_wire(dtype, each):
 
 def test_gradients_do_not_know_the_ranks():
     """What users want it for: one batch, on any number of ranks, in the same bits."""
-    x, y = numbers(48, 5, spread=0), numbers(48, spread=0)
+    x, y = numbers(48, 5, spread=0), numbers(48, 5, seed=1, spread=0)
 
     def gradient(x, y):
-        def loss(w, x, y):
-            return (jnp.tanh(x @ w) - y) ** 2
-
-        each = jax.vmap(jax.grad(loss), (None, 0, 0))(jnp.ones(5), x, y)
-        return jc.invariant_sum(each, "x")
+        # One operation at a time: XLA may round those of an example otherwise in other batches.
+        error = lax.optimization_barrier(x * 0.7) - y
+        return jc.invariant_sum(lax.optimization_barrier(error) * x, "x")
 
     found = [
         np.asarray(sharded(gradient, mesh_of(n), P("x"), P(), check_vma=False)(x, y))
