@@ -46,6 +46,7 @@ _NAMES = {
         "compiler_options",
         "explain_choice",
         "gather",
+        "invariant_sum",
         "pbroadcast",
         "pmax",
         "pmean",
@@ -163,6 +164,7 @@ if TYPE_CHECKING:
     from jaxcoll.execute import compiler_options as compiler_options
     from jaxcoll.execute import explain_choice as explain_choice
     from jaxcoll.execute import gather as gather
+    from jaxcoll.execute import invariant_sum as invariant_sum
     from jaxcoll.execute import pbroadcast as pbroadcast
     from jaxcoll.execute import pmax as pmax
     from jaxcoll.execute import pmean as pmean

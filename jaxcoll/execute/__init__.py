@@ -21,6 +21,7 @@ from jaxcoll.execute.functions import (
     psum,
     psum_scatter,
 )
+from jaxcoll.execute.invariant_sums import invariant_sum
 from jaxcoll.execute.links.probe import Probe
 from jaxcoll.execute.ragged import ragged_all_to_all
 from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatter
@@ -36,6 +37,7 @@ __all__ = [
     "compiler_options",
     "explain_choice",
     "gather",
+    "invariant_sum",
     "pbroadcast",
     "pmax",
     "pmean",

@@ -84,16 +84,16 @@ class Encoded:
             own = vary(cotangent, self.axes)
             return lax.dynamic_slice_in_dim(own, self.axes.rank(), 1, 0)
 
-        return _straight_through(self._gathered, back, x, wire)
+        return straight_through(self._gathered, back, x, wire)
 
     def all_to_all(self, x: jax.Array, wire: Wire) -> jax.Array:
         """Shape (g, ...) to (g, ...)."""
-        return _straight_through(self._exchanged, self.all_to_all, x, wire)
+        return straight_through(self._exchanged, self.all_to_all, x, wire)
 
     def psum_scatter(self, x: jax.Array, wire: Wire) -> jax.Array:
         """Shape (g, ...) to (1, ...)."""
         plain = dataclasses.replace(self, invarying=False)
-        return _straight_through(self._scattered, plain.all_gather, x, wire)
+        return straight_through(self._scattered, plain.all_gather, x, wire)
 
     def psum(self, x: jax.Array, wire: Wire) -> jax.Array:
         """Any shape."""
@@ -102,7 +102,7 @@ class Encoded:
             # Where types know that the sum is the same on all ranks, so is its cotangent.
             return vary(cotangent, self.axes) if self.invarying else self.psum(cotangent, wire)
 
-        return _straight_through(lambda x, wire: self.summed(x, wire)[0], back, x, wire)
+        return straight_through(lambda x, wire: self.summed(x, wire)[0], back, x, wire)
 
     # ------------------------------------------------------------------ as it is sent
 
@@ -127,7 +127,7 @@ class Encoded:
         def lost() -> jax.Array:
             missing = rows - wire.decode(sent, rows.shape[1], wide)
             shard = totals - wire.decode(again, rows.shape[1], wide)
-            place = self._place()
+            place = place_in_group(self.axes, self.groups)
             own = lax.dynamic_slice_in_dim(missing, place, 1, 0) + shard
             missing = lax.dynamic_update_slice_in_dim(missing, own, place, 0)
             return missing.reshape(-1)[: x.size].reshape(x.shape)
@@ -176,15 +176,16 @@ class Encoded:
         )
         return call(vary(sent, self.axes))
 
-    def _place(self) -> jax.Array:
-        """This rank's place in its group."""
-        if self.groups is None:
-            return self.axes.rank()
-        places = [0] * self.axes.num_ranks
-        for group in self.groups:
-            for place, rank in enumerate(group):
-                places[rank] = place
-        return jnp.asarray(places)[self.axes.rank()]
+
+def place_in_group(axes: Axes, groups: Groups) -> jax.Array:
+    """This rank's place in its group, an int32 scalar."""
+    if groups is None:
+        return axes.rank()
+    places = [0] * axes.num_ranks
+    for group in groups:
+        for place, rank in enumerate(group):
+            places[rank] = place
+    return jnp.asarray(places, jnp.int32)[axes.rank()]
 
 
 def _wide(x: jax.Array):
@@ -209,8 +210,13 @@ def _settled(sent: jax.Array) -> jax.Array:
     return held
 
 
-def _straight_through(forward: Callable, backward: Callable, x: jax.Array, wire: Wire):
-    """``forward(x, wire)``, with ``backward(cotangent, wire)`` as its transpose."""
+def straight_through(forward: Callable, backward: Callable, x: Any, wire: Wire | None = None):
+    """``forward(x, wire)``, with ``backward(cotangent, wire)`` as its transpose.
+
+    Args:
+        x: a pytree of arrays.
+        wire: what else both need, folded for the way back; ``None`` if nothing.
+    """
     leaves, structure = jax.tree.flatten(wire)
     # The user's wire is a leaf itself unless it is a pytree.
     kept = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
@@ -225,8 +231,9 @@ def _straight_through(forward: Callable, backward: Callable, x: jax.Array, wire:
         return forward(x, wire_with(arrays))
 
     def back(arrays, cotangent):
-        wire = wire_with(arrays).folded(_BACKWARD)
-        return backward(cotangent, wire), *(None for _ in arrays)
+        held = wire_with(arrays)
+        held = held if held is None else held.folded(_BACKWARD)
+        return backward(cotangent, held), *(None for _ in arrays)
 
     run.defvjp(lambda x, *arrays: (run(x, *arrays), arrays), back)
     return run(x, *kept.values())
@@ -259,13 +266,14 @@ class EncodedCall:
                 "wire_dtype= cuts operands into blocks, and does not take one of shape "
                 f"{x.shape} that Explicit axes shard; leave wire_dtype= out"
             )
-        run = {
-            "all_reduce": self.code.psum,
-            "reduce_scatter": self.code.psum_scatter,
-            "all_gather": self.code.all_gather,
-            "all_to_all": self.code.all_to_all,
-        }[self.kind]
-        return run(x, self.wire.folded(next(self.calls)))
+        return self._run(x, self.wire.folded(next(self.calls)))
+
+    @property
+    def _run(self) -> Callable[[jax.Array, Wire], jax.Array]:
+        kind = kind_of(self.kind)
+        if kind.adds:
+            return self.code.psum if kind.sums_for_all else self.code.psum_scatter
+        return self.code.all_gather if kind.copies else self.code.all_to_all
 
     @functools.cached_property
     def code(self) -> Encoded:
@@ -329,7 +337,8 @@ def check_order(order: str | None, wire_dtype) -> None:
     Raises:
         CollectiveError: either.
     """
-    if fixed_order.is_fixed(order) and wire_dtype is not None:
+    fixed_order.is_fixed(order)
+    if order is not None and wire_dtype is not None:
         raise CollectiveError(
             f"order={order!r} is for sums of the values as they are, and wire_dtype= rounds them "
             "by blocks, whose scale their neighbours decide; leave one of them out"

@@ -14,7 +14,9 @@ add these keywords:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
   Leaves of another kind than that are added in their own.
 - ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
-  size of the buffer or an element's place in it (``execute.fixed_order``); ``None`` for any order.
+  size of the buffer or an element's place in it (``execute.fixed_order``); "invariant" for sums
+  that do not depend on the schedule and the number of ranks either, at 2.25 times the bytes
+  (``execute.invariant``); ``None`` for any order.
 - ``wire_dtype`` (sums, ``all_gather``, ``all_to_all``): what floats are rounded to on the way, for
   fewer bytes: bfloat16, float8_e4m3fn, or another wire (``execute.wires``); sums are an all_to_all
   and an all_gather then (``execute.encoded``), in ``accum_dtype``, float32 by default.
@@ -69,6 +71,7 @@ from jaxcoll.execute.calls import (
 )
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.encoded import EncodedCall, check_operands, check_order
+from jaxcoll.execute.invariant_sums import InvariantCall, check_leaves
 from jaxcoll.execute.layout import Axes, divide, merge, move, sharded_as
 from jaxcoll.execute.wires import wire_of
 from jaxcoll.numerics import checks
@@ -95,7 +98,7 @@ def psum(
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
         order: with "fixed" a schedule must have one order of addition
-            (``jaxcoll.simulation.sum_orders``).
+            (``jaxcoll.simulation.sum_orders``); with "invariant" any will do.
         wire_dtype: each contribution is rounded once, and then their sum, so the error of an
             element is at most the sum of ``bound`` of the wire for both, whatever the number of
             ranks. For float8_e4m3fn that is a 16th of the sum of their magnitudes and a 16th of
@@ -190,13 +193,36 @@ class _How:
         if self.wire_dtype is not None:
             wire, typed = wire_of(self.wire_dtype), (self.lowering, invarying, self.accum_dtype)
             return EncodedCall(kind, self.schedule, axes, groups, wire, *typed)
+        if fixed_order.is_invariant(self.order):
+            return self.invariant(axes.names, groups)
         is_fixed = fixed_order.is_fixed(self.order)
         typed = (self.lowering, invarying, self.accum_dtype)
         return Call(kind, self.schedule, axes, groups, None, *typed, op, is_fixed)
 
+    def invariant(self, names: tuple[str, ...], groups: Groups) -> InvariantCall:
+        """Sums that do not depend on the number of ranks."""
+        return InvariantCall(names, groups, self.schedule, self.lowering, self.accum_dtype)
+
+    def scattered_on_one_device(
+        self, leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled
+    ):
+        """The sum in an order as psum takes it, bit for bit, and of it this rank's part."""
+        # Ranks share a device: no bytes are sent for nothing.
+        if fixed_order.is_fixed(self.order):
+            whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
+        else:
+            plain = dataclasses.replace(self, accum_dtype=None)
+            whole = _reduced("sum", leaf, axis_name, axis_index_groups, plain)
+        ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+        size = leaf.shape[scatter_dimension] // ranks if tiled else 1
+        part = lax.dynamic_slice_in_dim(whole, index * size, size, scatter_dimension)
+        return part if tiled else lax.squeeze(part, (scatter_dimension,))
+
     def check(self, leaves: list, function: str) -> None:
         """Refuse operands, without constants, that cannot be sent or added so."""
         check_accumulates(self.accum_dtype, leaves, function)
+        if fixed_order.is_invariant(self.order):
+            check_leaves(leaves, function)
         if self.wire_dtype is not None:
             wire_of(self.wire_dtype)
             check_operands(leaves, function)
@@ -219,6 +245,11 @@ def _reduced(op: str, x, axis_name: AxisName, groups: Groups, how: _How):
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
     for i in sorted(set(range(len(leaves))) - set(kept)):
         leaves[i] = handed(leaves[i])
+    if fixed_order.is_invariant(how.order):
+        own = [array(leaves[i], f"p{op}")[None] for i in kept]
+        for i, total in zip(kept, how.invariant(names, groups).psum(own), strict=True):
+            leaves[i] = total
+        return jax.tree.unflatten(structure, leaves)
     if is_handed_on(names, [leaves[i] for i in kept]):
         if fixed_order.is_fixed(how.order):
             handed = _fixed_on_one_device(leaves, axis_name, groups)
@@ -284,7 +315,6 @@ def psum_scatter(
         Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
     """
     how = _How(schedule, lowering, accum_dtype, order, wire_dtype)
-    is_fixed = fixed_order.is_fixed(order)
     checks.flag(tiled, "tiled", CollectiveError)
     names = opened(axis_name, axis_index_groups, schedule, lowering)
     how.check(jax.tree.leaves(x), "psum_scatter")
@@ -301,7 +331,7 @@ def psum_scatter(
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
         if is_handed:
             parts = functools.partial(
-                _scattered_on_one_device if is_fixed else lax.psum_scatter,
+                lax.psum_scatter if order is None else how.scattered_on_one_device,
                 axis_name=axis_name,
                 scatter_dimension=dimension,
                 axis_index_groups=axis_index_groups,
@@ -320,16 +350,6 @@ def psum_scatter(
         return lax.squeeze(call(blocks), (0,))
 
     return jax.tree.map(one, x)
-
-
-def _scattered_on_one_device(leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled):
-    """The sum in a fixed order as psum takes it, bit for bit, and of it this rank's part."""
-    # Ranks share a device: no bytes are sent for nothing.
-    whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
-    ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    size = leaf.shape[scatter_dimension] // ranks if tiled else 1
-    part = lax.dynamic_slice_in_dim(whole, index * size, size, scatter_dimension)
-    return part if tiled else lax.squeeze(part, (scatter_dimension,))
 
 
 # ---------------------------------------------------------------------- moves

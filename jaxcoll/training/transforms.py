@@ -60,7 +60,7 @@ from jaxcoll.execute.buckets import (
 )
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.execute.fixed_order import is_fixed, is_invariant
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
@@ -124,7 +124,8 @@ def all_reduce_gradients(
             alone, which is for leaves that a mesh axis in Auto mode shards further: joining those
             would make XLA gather them.
         accum_dtype: the dtype in which gradients are sent and added, instead of their own.
-        order: "fixed" for sums whose bits do not depend on buckets, as for ``jc.psum``.
+        order: "fixed" for sums whose bits do not depend on buckets, "invariant" for such that do
+            not depend on the number of ranks either, as for ``jc.psum``.
         leaf_order: in which leaves become available: "reverse", "tree", or a function of a leaf's
             path (``jaxcoll.execute.buckets.plan_buckets``).
         lowering: as for ``jc.psum``.
@@ -210,13 +211,13 @@ def overlap(
             of params than layers, or what ``jc.psum`` refuses.
     """
     check_options(axis_name, mean, bucket_bytes, window=0)
-    layers = checks.members(layers, "layers", CollectiveError)
-    for i, layer in enumerate(layers):
-        checks.function(layer, f"layers[{i}]", CollectiveError)
-    checks.function(loss, "loss", CollectiveError)
-    if not layers:
-        raise CollectiveError("overlap needs one or more layers, got none")
+    layers = _checked_layers(layers, loss)
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
+    if is_invariant(order):
+        raise CollectiveError(
+            "overlap adds along its schedules, step by step, and order='invariant' adds integers "
+            "once all exponents are known; give that to all_reduce_gradients"
+        )
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
@@ -230,6 +231,16 @@ def overlap(
         return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)
 
     return value_and_grad
+
+
+def _checked_layers(layers, loss) -> tuple:
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
+    if not layers:
+        raise CollectiveError("overlap needs one or more layers, got none")
+    return layers
 
 
 def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:

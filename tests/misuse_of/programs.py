@@ -56,7 +56,11 @@ def averaged(**arguments):
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     # ------------------------------------------------------------------ collectives
-    "psum": (traced(jc.psum), {**COMMON, "axis_index_groups": None, "accum_dtype": None}),
+    "psum": (
+        traced(jc.psum),
+        {**COMMON, "axis_index_groups": None, "accum_dtype": None, "wire_dtype": None},
+    ),
+    "invariant_sum": (traced(jc.invariant_sum), {**COMMON, "axis": 0, "accum_dtype": None}),
     "pmean": (traced(jc.pmean), {**COMMON, "accum_dtype": None}),
     "pmax": (traced(jc.pmax), COMMON),
     "pmin": (traced(jc.pmin), COMMON),
@@ -172,6 +176,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "optax.all_reduce_gradients": (
         averaged,
         {**COMMON, "mean": True, "bucket_bytes": 100, "accum_dtype": None, "window": 2},
+    ),
+    "optax.error_feedback": (
+        jc.optax.error_feedback,
+        {
+            **COMMON, "wire_dtype": "bfloat16", "mean": True, "bucket_bytes": 100, "window": 2,
+            "mesh": MESH,
+        },
     ),
     "optax.zero": (
         jc.optax.zero,
