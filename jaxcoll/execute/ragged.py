@@ -1,9 +1,9 @@
 """``ragged_all_to_all``: slices of unequal sizes, which are known only when the program runs.
 
-Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows that
-one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices are
-gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices have in
-them are written to the output. Of other rows nothing is read. Senders say where in the output of a
+Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows
+that one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices
+are gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices
+have in them are written to the output. Of other rows nothing is read. Senders say where in the output of a
 receiver their slices belong, as ``jax.lax`` has it, and how long they are, in an all_to_all of a
 few integers beforehand.
 
@@ -135,7 +135,7 @@ def ragged_all_to_all(
 
 
 def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Operand and output as arrays that vary over the axes of the mesh, once they fit each other."""
+    """Operand and output as arrays that vary over the axes of the mesh, once they fit."""
     operand, output = (array(leaf, "ragged_all_to_all") for leaf in (operand, output))
     if is_symbolic((operand, output)):
         raise CollectiveError(
