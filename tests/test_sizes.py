@@ -20,6 +20,7 @@ PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
     "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
+    "jaxcoll/execute/ragged.py": {"ragged_all_to_all": PUBLIC},
     "jaxcoll/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},

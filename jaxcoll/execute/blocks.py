@@ -52,11 +52,11 @@ class Blocks:
 
     Attributes:
         axes: whose ranks the tables are of.
-        sent_from, got_at: the first row for, and from, each place of the group in what a rank sends
-            and gets; int64 of shape (ranks, size).
+        sent_from, got_at: the first row for each place of the group in the rows that a rank sends,
+            and the first from it in those that arrive; int64 of shape (ranks, size).
         sent: rows that a rank sends; 0 where nothing is exchanged.
         run: from the rows sent, shape (sent, ...), to those that arrive.
-        has_own: whether what a rank has for itself is among them.
+        has_own: whether a rank's rows for itself are among them.
     """
 
     axes: Axes

@@ -86,7 +86,7 @@ def expected(given: Case, groups=None) -> np.ndarray:
 
 
 def transposed(given: Case, cotangent: np.ndarray, groups=None) -> tuple[np.ndarray, np.ndarray]:
-    """What the loops of ``expected`` give backwards, for operand and output."""
+    """The loops of ``expected`` backwards, for operand and output."""
     operand, output = np.zeros_like(given.operand), cotangent.copy()
     for src, rows, dst, target in slices_of(given, groups):
         operand[src, rows] += cotangent[dst, target]
@@ -167,7 +167,7 @@ def test_schedules_by_name(options):
 
 
 def test_schedules_as_they_are():
-    """Of unequal shares, for bounds in another ratio or for all alike, and of equal shares."""
+    """Of unequal shares, which are in another ratio than the bounds, and of equal shares."""
     given, ring = case(4, MOST), topologies.ring(4)
     shares = jc.Collective("all_to_all", 4, shares=(MOST > 0) * 3 + np.eye(4, dtype=int))
     for schedule in (jc.synthesize(ring, shares), jc.synthesize(ring, "all_to_all", chunks=2)):

@@ -114,7 +114,7 @@ def test_rows_beyond_32_bits_are_refused():
 
 
 def padded(lengths, ends, spare) -> int:
-    """Rows of messages that are cut at some ends, padding included, and what the parts cost."""
+    """Rows of messages that are cut at some ends, with padding, and the price of the parts."""
     total = 0
     for first, end in itertools.pairwise((0, *ends)):
         total += sum(end - first for length in lengths if length > first) + spare
