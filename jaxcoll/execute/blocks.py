@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,11 @@ class Blocks:
 
     Attributes:
         axes: whose ranks the tables are of.
-        sent_from, got_at: the first row for, and from, each place of the group in what a rank sends
-            and gets; int64 of shape (ranks, size).
+        sent_from, got_at: the first row for each place of the group in the rows that a rank sends,
+            and the first from it in those that arrive; int64 of shape (ranks, size).
         sent: rows that a rank sends; 0 where nothing is exchanged.
         run: from the rows sent, shape (sent, ...), to those that arrive.
-        has_own: whether what a rank has for itself is among them.
+        has_own: whether a rank's rows for itself are among them.
     """
 
     axes: Axes
@@ -154,7 +155,7 @@ class Exchange:
         found = self._sharing(operand)
         axes, groups, unit = found.axes, found.groups, found.unit
         spare = PERMUTE_BYTES // max(1, unit * _row_bytes(operand))
-        runs = Unequal(found.runs, found.pairs, spare)
+        runs = Unequal(found.runs, found.pairs, spare)  # type: ignore[arg-type]
         call = Call("all_to_all", runs, axes, lowering=self.lowering)
 
         def run(x: jax.Array) -> jax.Array:
@@ -173,7 +174,7 @@ class Exchange:
         amounts = -(-self.between // unit)
         nbytes = unit * _row_bytes(operand) * int(max(amounts.sum(0).max(), amounts.sum(1).max()))
         call = Call("all_to_all", self.choice, self.axes, self.groups, lowering=self.lowering)
-        like = jax.ShapeDtypeStruct((max(1, nbytes // operand.dtype.itemsize),), operand.dtype)
+        like: Any = jax.ShapeDtypeStruct((max(1, nbytes // operand.dtype.itemsize),), operand.dtype)
         if isinstance(self.choice, Schedule) and self.choice.collective.pair_shares is not None:
             _check_ranks(self.choice, self.axes)
             runs = derived(self.choice, "all_to_all")
@@ -185,7 +186,7 @@ class Exchange:
         if runs is not None:
             return Sharing(place.axes, place.collective.groups, pairs, unit, runs)
         if self.choice is None and self.lowering == "auto" and has_native:
-            runs = Native(Collective("all_to_all", self.axes.num_ranks, 1, self.groups))
+            runs = Native(Collective("all_to_all", self.axes.num_ranks, 1, self.all_groups))
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups

@@ -306,7 +306,7 @@ class Call:
             if not is_along and frozenset(choice.collective.groups) == mesh.groups():
                 axes = mesh
             groups = choice.collective.groups if axes.names != axes.over else None
-        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
+        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)  # type: ignore[arg-type]
         if self.is_fixed:
             fixed_order.check_fixed(chosen)
         return axes, chosen

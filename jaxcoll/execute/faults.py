@@ -42,8 +42,8 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
     The devices of all manual axes of the mesh agree: those beside ``axes`` run the program too.
 
     Raises:
-        CollectiveError: when the program runs, as the cause of JAX's own error: the first fault of
-            the lowest rank that has one, the same on all.
+        CollectiveError: when the program runs, as the cause of JAX's own error: of the faults that
+            there are the first in the list, on the lowest rank that has it; the same on all.
     """
     mine = jnp.zeros(5, np.int32)
     for number, fault in reversed(tuple(enumerate(faults, 1))):
@@ -54,7 +54,9 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
         mine = jnp.where(fault.is_wrong.any(), said, mine)
     over = tuple(dict.fromkeys((*jax_internals.mesh_axes(), *axes.names)))
     found = lax.all_gather(mine, over).reshape(-1, 5) if over else mine[None]
-    first = found[jnp.argmax(found[:, 0] > 0)]
+    # What others find may follow from what one rank has wrong: it comes later in the list.
+    least = jnp.where(found[:, 0] > 0, found[:, 0], len(faults) + 1)
+    first = found[jnp.argmin(least)]
     texts = tuple(fault.text for fault in faults)
     fail = functools.partial(_refuse, texts, str(axes))
 
@@ -72,4 +74,4 @@ def _refuse(texts: tuple[str, ...], where: str, first) -> np.ndarray:
     if number:
         what = texts[number - 1].format(at=at, value=value, limit=limit)
         raise CollectiveError(f"ragged_all_to_all over {where}: on rank {rank} {what}")
-    return np.int32(0)
+    return np.zeros((), np.int32)

@@ -145,9 +145,7 @@ class Call:
     is_agreed: bool = False
 
 
-def call_of(
-    x: str, axes: Axes, schedule: Runs, lowering: str, how: str
-) -> Call | None:
+def call_of(x: str, axes: Axes, schedule: Runs, lowering: str, how: str) -> Call | None:
     """A collective as its program carries it; ``None`` if there is one process only.
 
     Args:
@@ -431,7 +429,9 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
 
 def is_loop_on_cpu(*, schedule, lowering, **_) -> bool:
     """Whether ``bind`` with these parameters runs as a loop on CPU."""
-    return not isinstance(schedule, Native) and _chosen(_program(schedule), lowering, "cpu") == "scan"
+    return (
+        not isinstance(schedule, Native) and _chosen(_program(schedule), lowering, "cpu") == "scan"
+    )
 
 
 def _carried(x, *, axes, schedule, lowering, op, grouped, **_):

@@ -1,11 +1,11 @@
 """``ragged_all_to_all``: slices of unequal sizes, which are known only when the program runs.
 
-Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows that
-one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices are
-gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices have in
-them are written to the output. Of other rows nothing is read. Senders say where in the output of a
-receiver their slices belong, as ``jax.lax`` has it, and how long they are, in an all_to_all of a
-few integers beforehand.
+Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows
+that one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices
+are gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices
+have in them are written to the output. Of other rows nothing is read. Senders say where in the
+output of a receiver their slices belong, as ``jax.lax`` has it, and how long they are, in an
+all_to_all of a few integers beforehand.
 
 All of it is linear in operand and output, and made of operations that JAX differentiates: the
 transpose gathers from the cotangent of the result, runs the schedule backwards, and adds up what
@@ -135,8 +135,8 @@ def ragged_all_to_all(
 
 
 def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Operand and output as arrays that vary over the axes of the mesh, once they fit each other."""
-    operand, output = (array(leaf, "ragged_all_to_all") for leaf in (operand, output))
+    """Operand and output as arrays that vary over the axes of the mesh, once they fit."""
+    operand, output = _array(operand, "operand"), _array(output, "output")
     if is_symbolic((operand, output)):
         raise CollectiveError(
             f"ragged_all_to_all needs shapes known while tracing, got {operand.shape} and "
@@ -150,6 +150,18 @@ def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
             f"shape {output.shape}"
         )
     return _varied(operand, axes), _varied(output, axes)
+
+
+def _array(given, name: str) -> jax.Array:
+    """An argument as an array; lists, numbers and texts are none."""
+    is_array = isinstance(given, (jax.Array, jax_internals.Tracer))
+    if isinstance(given, np.ndarray):
+        is_array = any(jnp.issubdtype(given.dtype, kind) for kind in (np.number, np.bool_))
+    if not is_array:
+        raise CollectiveError(
+            f"ragged_all_to_all takes {name} as an array, got {checks.shown(given)}"
+        )
+    return array(given, "ragged_all_to_all")
 
 
 def _varied(x: jax.Array, axes: Axes) -> jax.Array:
@@ -204,7 +216,7 @@ class Slices:
         Raises:
             CollectiveError: they are not, or not as many for each of ``size`` ranks.
         """
-        found = [jnp.asarray(each) for each in given]
+        found = [_array(each, name) for each, name in zip(given, _OFFSETS_AND_SIZES, strict=True)]
         shapes = {each.shape for each in found}
         length = found[0].shape[0] if found[0].ndim == 1 else 0
         are_integers = all(jnp.issubdtype(each.dtype, jnp.integer) for each in found)

@@ -28,6 +28,7 @@ TREE = {"a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
 LEAVES = jax.tree.leaves_with_path(TREE)
 SHAPE = jax.ShapeDtypeStruct((RANKS, RANKS), jnp.float32)
 TASK = tune.Task("all_reduce", 4096, "float32", RANKS)
+COUNTS = np.zeros(RANKS, np.int32)
 COMMON = {"axis_name": "i", "schedule": "ring", "lowering": "auto"}
 
 
@@ -69,6 +70,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "all_to_all": (
         traced(jc.all_to_all),
         {**COMMON, "schedule": "direct", "split_axis": 0, "concat_axis": 0, "tiled": True},
+    ),
+    "ragged_all_to_all": (
+        traced(jc.ragged_all_to_all),
+        {
+            **COMMON, "schedule": "direct", "output": np.zeros((RANKS, 8), np.float32),
+            "input_offsets": COUNTS, "send_sizes": COUNTS, "output_offsets": COUNTS,
+            "recv_sizes": COUNTS, "axis_index_groups": None, "largest": 1, "check": True,
+        },
     ),
     "pbroadcast": (traced(jc.pbroadcast), {**COMMON, "schedule": None, "source": 0}),
     "broadcast": (traced(jc.broadcast), {**COMMON, "schedule": None, "source": 0}),

@@ -265,7 +265,7 @@ def run(
     axes: Axes,
     x: jax.Array,
     config: Config,
-    default: Callable[[], tuple[Axes, Schedule | Native]],
+    default: Callable[[], tuple[Axes, primitives.Runs]],
     named: Callable[[str, int], tuple[Axes, Schedule]],
     **typed,
 ) -> jax.Array:

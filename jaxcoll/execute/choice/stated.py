@@ -25,7 +25,6 @@ from jaxcoll.execute.lowerings import links
 from jaxcoll.execute.primitives import Native
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
-from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of, shipped_costs
 from jaxcoll.topology import Topology
 

@@ -43,7 +43,7 @@ def shared(
         has_native: whether ``jax.lax`` may run it.
     """
     maker = synthesizer_named(choice) if isinstance(choice, str) else choice
-    if maker is None and place.topology is not None or isinstance(maker, Portfolio):
+    if (maker is None and place.topology is not None) or isinstance(maker, Portfolio):
         found = priced(place, pairs, nbytes, has_native and maker is None)
         return taken(found, margin=margin_of(place.costs, place.topology)).runs
     if isinstance(maker, OpenShop):

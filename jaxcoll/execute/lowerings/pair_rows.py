@@ -1,14 +1,14 @@
 """Rows of the blocks that pairs of ranks exchange, where these are of unequal sizes. NumPy only.
 
-What a rank sends stands in the order of destinations, without gaps, and what it gets in the order
-of sources. Three ranks with the rows
+The rows that a rank sends stand in the order of destinations, without gaps, those that it gets in
+the order of sources. Three ranks with the rows
 
     0 4 1        rank 0 sends rows 0 to 3 to rank 1 and row 4 to rank 2,
     2 0 2        rank 1 gets rows 0 to 3 from rank 0 and rows 4 to 11 from rank 2,
     0 8 0        rank 0 gets rows 0 and 1 from rank 1, and ten more that nobody writes
 
 have inputs of 8 rows and outputs of 12: programs are the same on all ranks, so arrays are as large
-as the fullest rank needs. What ranks have for themselves is not exchanged, and not among the rows.
+as the fullest rank needs. Rows that ranks keep are not exchanged, and not among these.
 """
 
 from __future__ import annotations

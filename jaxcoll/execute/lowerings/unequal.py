@@ -83,7 +83,7 @@ def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> Perm
     adds = np.zeros(len(send), bool)
     columns = (src[send], dst[send], sent[send] + nth, received[send] + nth, adds)
     steps = coloured(schedule, columns, step[send], _by_size)
-    steps = tuple(tuple(part for r in rounds for part in _cut(r, spare)) for rounds in steps)
+    steps = tuple(tuple(part for r in rounds for part in cut(r, spare)) for rounds in steps)
     return PermuteProgram(schedule.collective, num_rows, sides_of(schedule), steps, pairs)
 
 
@@ -144,7 +144,7 @@ def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarra
     return min(colour_pairs(u, v, size, sides), colour_messages(u, v, size), key=rows)
 
 
-def _cut(round_: Round, spare: int) -> list[Round]:
+def cut(round_: Round, spare: int) -> list[Round]:
     """A round in as many parts as make the fewest rows, each part worth ``spare`` more.
 
     All cuts are at the ends of messages. The least for all rows up to the i-th end is that up to an
