@@ -72,10 +72,10 @@ class Cases(Rank):
         }
         return {"case": "psum", "seconds": seconds, "bytes": nbytes, "error": error}
 
-    def exchange(self, alike: bool) -> dict[str, Any]:
+    def exchange(self, same: bool) -> dict[str, Any]:
         """Tokens to experts, one rank each: blocks of unequal sizes, and padded ones."""
         n, width = self.mesh.size, self.plan["token"]
-        tokens = zipf(self.draw, n, self.plan["tokens"], self.plan["skew"], alike)
+        tokens = zipf(self.draw, n, self.plan["tokens"], self.plan["skew"], same)
         most, rows, arriving = int(tokens.max()), tokens.sum(axis=1), tokens.sum(axis=0)
         sorted_by_expert = np.zeros((n, int(rows.max()), width), np.float32)
         for rank, count in enumerate(rows):
@@ -112,24 +112,22 @@ class Cases(Rank):
         # What one rank got is not what another did.
         worst = np.asarray(multihost_utils.process_allgather(np.asarray([*error.values()]))).max(0)
         return {
-            "case": f"tokens, {'the same' if alike else 'other'} favourites",
+            "case": f"tokens, {'the same' if same else 'other'} favourites",
             "seconds": seconds,
             "bytes": {LAX: dense, PADDED: dense, RAGGED: each},
             "error": dict(zip(error, worst.tolist(), strict=True)),
         }
 
 
-def zipf(
-    draw: np.random.Generator, ranks: int, tokens: int, skew: float, alike: bool
-) -> np.ndarray:
+def zipf(draw: np.random.Generator, ranks: int, tokens: int, skew: float, same: bool) -> np.ndarray:
     """Tokens of every rank for the expert of every rank, which is popular by Zipf's law.
 
     Args:
-        alike: whether all ranks have the same favourites. The fullest expert's cable decides then.
+        same: whether all ranks have the same favourites. The fullest expert's cable decides then.
     """
     popular = np.arange(1.0, ranks + 1) ** -skew
     popular /= popular.sum()
-    orders = [draw.permutation(ranks) for _ in range(1 if alike else ranks)] * ranks
+    orders = [draw.permutation(ranks) for _ in range(1 if same else ranks)] * ranks
     return np.stack([draw.multinomial(tokens, popular[order]) for order in orders[:ranks]])
 
 
@@ -138,7 +136,7 @@ def main(plan_path: str, rows_path: str) -> None:
     plan = json.loads(Path(plan_path).read_text())
     jax.distributed.initialize()
     cases = Cases(plan)
-    for line in (cases.sums(), cases.exchange(alike=True), cases.exchange(alike=False)):
+    for line in (cases.sums(), cases.exchange(same=True), cases.exchange(same=False)):
         if jax.process_index() == 0:
             with open(rows_path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

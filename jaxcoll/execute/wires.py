@@ -241,21 +241,28 @@ class Int8(_Blocks):
     and does that by itself.
 
     Attributes:
-        key: a key of ``jax.random``, made of the seed: an integer or a key, which may be traced.
+        seed: a Python integer, or an integer or key of ``jax.random``, which may be traced. From
+            the first no array is made before an operand is encoded: a wire may be made in a file
+            of settings, before ``jax.distributed.initialize``.
         block: elements that share a scale, of 4 bytes.
 
     Raises:
         CollectiveError: a seed that is neither; a block of less than one element.
     """
 
-    key: Any
-    block: int
+    seed: Any
+    block: int = BLOCK
     is_random = True
 
-    def __init__(self, seed: Any, block: int = BLOCK):
-        checks.integer(block, "block", CollectiveError, least=1)
-        object.__setattr__(self, "key", _key_of(seed))
-        object.__setattr__(self, "block", block)
+    def __post_init__(self) -> None:
+        checks.integer(self.block, "block", CollectiveError, least=1)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            checks.put(self, seed=_key_of(self.seed))
+
+    @property
+    def key(self) -> jax.Array:
+        """The key of ``jax.random``."""
+        return jax.random.key(self.seed) if isinstance(self.seed, int) else self.seed
 
     def folded(self, data: Any) -> Int8:
         """With a key made of this one and an integer."""
@@ -283,15 +290,20 @@ class Int8(_Blocks):
         return self._per_element(step, x.shape[-1])
 
 
-def _unflattened(block: int, children: Sequence[Any]) -> Int8:
+def _flattened(wire: Int8) -> tuple[tuple, tuple]:
+    """An integer is part of the program, a key is an operand of it."""
+    is_known = isinstance(wire.seed, int)
+    return () if is_known else (wire.seed,), (wire.seed if is_known else None, wire.block)
+
+
+def _unflattened(known: tuple, children: Sequence[Any]) -> Int8:
     # Not by the constructor: JAX puts placeholders where the key was.
     wire = object.__new__(Int8)
-    object.__setattr__(wire, "key", children[0])
-    object.__setattr__(wire, "block", block)
+    checks.put(wire, seed=children[0] if children else known[0], block=known[1])
     return wire
 
 
-jax.tree_util.register_pytree_node(Int8, lambda wire: ((wire.key,), wire.block), _unflattened)
+jax.tree_util.register_pytree_node(Int8, _flattened, _unflattened)
 
 
 def _key_of(seed: Any) -> jax.Array:

@@ -74,7 +74,7 @@ class Machine:
     def least_seconds(self, network: Topology, collective: Collective, nbytes: float) -> float:
         """Seconds that nothing can beat on the machine, by the data sheet.
 
-        The bound of the network; where that leaves out links, what a rank can send is one.
+        It is the bound of the network, or that of a rank's ports if the network leaves out links.
 
         Args:
             network: of some of the machine's ranks (``topology``).

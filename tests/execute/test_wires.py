@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ import jaxcoll as jc
 from jaxcoll import aot
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.wires import Cast, Int8, Scaled, Wire, wire_of
+from tests.elsewhere import ROOT
 from tests.execute.harness import mesh_of, schedule_of, sharded
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -416,3 +419,17 @@ def test_dtypes_name_wires():
     assert wire_of("bfloat16") == Cast()
     assert wire_of(np.dtype(E5M2)) == Scaled(E5M2)
     assert wire_of(WIRES["int8"]) is WIRES["int8"]
+
+
+def test_a_wire_may_be_made_before_any_device_is_known():
+    """As in a file of settings that is imported before ``jax.distributed.initialize``."""
+    code = (
+        "import jax, jaxcoll as jc\n"
+        "wires = jc.execute.wires.Int8(0), jc.execute.wires.wire_of(jax.numpy.bfloat16)\n"
+        "from jax._src import xla_bridge\n"
+        "print(xla_bridge.backends_are_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "False\n"

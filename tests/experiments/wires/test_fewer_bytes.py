@@ -16,15 +16,15 @@ from tests.emulation.test_emulation import needs_namespaces
 
 
 @given(st.integers(1, 9), st.integers(0, 200), st.floats(0, 3), st.booleans(), st.integers(0, 99))
-def test_every_token_goes_to_one_expert(ranks, tokens, skew, alike, seed):
-    draw = zipf(np.random.default_rng(seed), ranks, tokens, skew, alike)
+def test_every_token_goes_to_one_expert(ranks, tokens, skew, same, seed):
+    draw = zipf(np.random.default_rng(seed), ranks, tokens, skew, same)
     assert draw.shape == (ranks, ranks)
     assert (draw.sum(axis=1) == tokens).all()
 
 
 def test_favourites_are_the_same_or_each_rank_has_its_own():
-    def favourites(alike: bool) -> set[int]:
-        return set(zipf(np.random.default_rng(0), 8, 10_000, 2, alike).argmax(axis=1).tolist())
+    def favourites(same: bool) -> set[int]:
+        return set(zipf(np.random.default_rng(0), 8, 10_000, 2, same).argmax(axis=1).tolist())
 
     assert len(favourites(True)) == 1 < len(favourites(False))
 
