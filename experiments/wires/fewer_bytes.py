@@ -121,9 +121,8 @@ class Cases(Rank):
     def training(self) -> dict[str, Any]:
         """A step of training a layer of experts, one on each rank: to them, back, and gradients.
 
-        Sizes are known when the program runs. What is known before is how many tokens a pair may
-        have: a fifth more than the gate chose when the program was made, and with padded blocks the
-        most of all pairs.
+        Sizes are known when the program runs. Before, each pair has a bound: a fifth more tokens
+        than the gate chose when the program was made. Padded blocks have the largest of these.
         """
         n, width, count = self.mesh.size, self.plan["token"], self.plan["tokens"]
         tokens = zipf(self.draw, n, count, self.plan["skew"], same=False)
