@@ -241,7 +241,7 @@ def _density(timeline: Timeline, rows: np.ndarray) -> dict[str, Any]:
     levels = np.ceil(np.clip(parts, 0, 1) * 35 - 1e-6).astype(np.int64)
     digits = np.array(list("0123456789abcdefghijklmnopqrstuvwxyz"))
     return {
-        "seconds": float(timeline.clock.seconds(timeline.finish)),
+        "seconds": float(timeline.clock.seconds(np.asarray(timeline.finish))),
         "rows": ["".join(digits[row]) for row in levels],
     }
 
