@@ -156,17 +156,17 @@ class Exchange:
         axes, groups, unit = found.axes, found.groups, found.unit
         spare = PERMUTE_BYTES // max(1, unit * _row_bytes(operand))
         runs = Unequal(found.runs, found.pairs, spare)  # type: ignore[arg-type]
-        call = Call("all_to_all", runs, axes, lowering=self.lowering)
+        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.program.pairs
 
         def run(x: jax.Array) -> jax.Array:
-            rows = x.reshape(found.pairs.inputs, unit, *x.shape[1:])
+            rows = x.reshape(pairs.inputs, unit, *x.shape[1:])
             got = call(vary(rows, axes))
-            return got.reshape(found.pairs.outputs * unit, *x.shape[1:])
+            return got.reshape(pairs.outputs * unit, *x.shape[1:])
 
         members = np.asarray(groups)[_groups_of(groups, axes.num_ranks)]  # of each rank's group
         ranks = np.arange(axes.num_ranks)[:, None]
-        sent, got = found.pairs.sent_from[ranks, members], found.pairs.got_at[members, ranks]
-        return Blocks(axes, unit * sent, unit * got, unit * found.pairs.inputs, run, False)
+        sent, got = pairs.sent_from[ranks, members], pairs.got_at[members, ranks]
+        return Blocks(axes, unit * sent, unit * got, unit * pairs.inputs, run, False)
 
     def _sharing(self, operand: jax.Array) -> Sharing:
         """What runs the exchange, and the rows of its blocks among the ranks of that."""

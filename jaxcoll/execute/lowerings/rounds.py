@@ -135,8 +135,8 @@ class PermuteProgram:
 
     @property
     def is_direct(self) -> bool:
-        """Whether unequal blocks go from rank to rank, and nobody forwards any."""
-        return self.pairs is not None and self.num_rows == self.inputs + self.outputs
+        """Whether unequal blocks are placed by rounds: nobody forwards any."""
+        return self.pairs is not None and self.pairs.first is not None
 
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
