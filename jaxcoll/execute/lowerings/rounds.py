@@ -86,6 +86,11 @@ class PermuteProgram:
         """Number of rounds, each one ``ppermute``."""
         return sum(len(rounds) for rounds in self.steps)
 
+    @property
+    def rows_sent(self) -> int:
+        """Rows of all messages, padded to the longest of their round."""
+        return sum(len(r.pairs) * r.size for rounds in self.steps for r in rounds)
+
     @functools.cached_property
     def group_size(self) -> int:
         """Ranks in a group (the largest)."""
