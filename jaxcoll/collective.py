@@ -41,24 +41,24 @@ class Collective:
     Attributes:
         kind: the name of a kind; ``traits`` is the kind itself.
         num_ranks: ranks of the network, of which the groups are made.
-        chunks_per_shard: chunks in a shard (k); of pairs of unequal shares, in the largest between
-            two ranks, and the others have as few, of the divisors of k, as make their chunks no
-            larger (``PairShares.chunks``). Where these have 1, ``synthesize`` may cut them.
+        chunks_per_shard: chunks in a shard (k). With unequal shares of pairs, the largest shard
+            between two ranks has k chunks; every other has the smallest divisor of k that makes
+            its chunks no larger (``PairShares.chunks``). If k is 1, ``synthesize`` may cut them.
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some
             the places of all ranks that get the sums, in ascending order; a single one may be given
             as a number.
-        shares: of an all_gather, reduce_scatter or all_reduce of one group of all ranks, sizes of
-            the shards relative to each other, by place: a shard of share w is w x
-            ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
-            shares are None. Of an all_to_all of one group of all ranks, a row for each source of
-            its shares for all destinations, integers or Fractions; pairs of 0 have no chunks
+        shares: unequal sizes of shards, for one group of all ranks; equal shares are None. For an
+            all_gather, reduce_scatter or all_reduce, the sizes relative to each other, by place: a
+            shard of share w is w x ``chunks_per_shard`` chunks, and common factors become part of
+            ``chunks_per_shard``. For an all_to_all, a row for each source with its shares for all
+            destinations, integers or Fractions; pairs of 0 have no chunks
             (``jaxcoll.pair_shares``). It is kept as ``PairShares``.
-        helpers: whether ranks outside a group may forward, copy and add for it, those in no group
-            and those of others. False where they are busy with something that no schedule here
-            knows of. Several groups of one collective are timed together, on the same links. True
-            where one group has all ranks.
+        helpers: whether ranks outside a group, in no group or in another, may forward, copy and add
+            for it. Say False if they are busy with something that no schedule here knows of.
+            Several groups of one collective are timed together, on the same links. True if one
+            group has all ranks.
 
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or

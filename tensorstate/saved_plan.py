@@ -152,7 +152,7 @@ def _adapted(
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> SavedPlan:
-    """A plan that ``Plan.save`` has written.
+    """Read a plan that ``Plan.save`` has written.
 
     Args:
         max_bytes: larger files are refused unread.

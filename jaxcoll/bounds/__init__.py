@@ -1,4 +1,4 @@
-"""What no schedule can beat, proved without a schedule. The arrows inside point up this list.
+"""Times that no schedule can beat, proved without a schedule. Imports point up this list.
 
 - ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and those
   that take seconds;

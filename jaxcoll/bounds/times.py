@@ -213,18 +213,18 @@ def bound(
     execution: ExecutionCosts | str | None = None,
     progress: Wanted = None,
 ) -> Bound:
-    """The truest that is cheap: the largest of ``lower_bounds``.
+    """A time that no schedule can beat, with the reason: the largest of ``lower_bounds``.
 
-    It holds for the network as described, switches that copy and add included: NCCL's NVLS does not
-    beat the bound of ``dgx_h100``. Schedules do not use them so, and what no schedule can beat is
-    the bound of ``topology.forwarding_only()``.
+    It holds for the network as described, with switches that copy and add: NCCL's NVLS does not
+    beat the bound of ``dgx_h100``. Schedules use switches to forward only, and their bound is that
+    of ``topology.forwarding_only()``.
 
     Args:
         collective: a kind, or a collective.
         nbytes: bytes of a rank's buffer, above 0.
-        exact: the truest of all that is known, which may take a minute: the worst cut of all,
-            maximum flows over time and the linear programs of all_to_all and all_reduce, where they
-            are not too large (``jaxcoll.bounds.times``).
+        exact: whether to take the largest bound that is known, which may take a minute: the worst
+            cut of all, maximum flows over time and the linear programs of all_to_all and
+            all_reduce, where they are not too large (``jaxcoll.bounds.times``).
         execution: the machine that runs the schedules, as in ``simulate``: ``ExecutionCosts``, or
             the backend whose shipped ones are meant. No verified schedule takes less there. Links
             that work by themselves, and no charge, when omitted. Where ranks wait for one another,

@@ -89,20 +89,21 @@ def compare(
     deadline: float | None = None,
     progress: Wanted = None,
 ) -> Iterator[Compared]:
-    """Time the schedules of synthesizers at some sizes, each row once it is known.
+    """Time the schedules of synthesizers at some sizes, and yield each row when it is known.
 
     Args:
         topology: the network.
         collective: its kind.
         sizes: bytes of a rank's buffer.
-        root: of a kind that has one, see ``Collective``; rank 0 when None.
-        synthesizers: names; all but the exact searches, which take minutes, when None. "jax.lax"
-            is what gloo, NCCL or XLA runs on the machine, the first of all where one is given.
-        seed: of random choices.
-        execution: the machine's order of execution and its charges, see ``simulate``; of times and
-            of bounds.
+        root: the root, for a kind that has one, see ``Collective``; rank 0 when None.
+        synthesizers: their names. When None, all except the exact searches, which take minutes. The
+            name "jax.lax" is the algorithm that gloo, NCCL or XLA runs on the machine; it comes
+            first if a machine is given.
+        seed: the seed of random choices.
+        execution: the machine's order of execution and its charges, see ``simulate``; for times and
+            for bounds.
         model: how long messages take on links, see ``simulate``. Bounds are those of the model.
-        path: of a table to write, as CSV. Rows that an earlier, interrupted call has written there
+        path: a table to write, as CSV. Rows that an earlier, interrupted call has written there
             are kept, and only the others are made.
         executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
             this process when None.

@@ -353,8 +353,8 @@ class Graph:
             ``flax.nnx`` models do: their new values are the first results.
         loops: the loops of the step, which operators name by their numbers.
         padding: the dimensions that are longer than in the traced function; ``None`` if none are.
-        context: where it was traced.
-        untied: inputs that pins tell apart; ``None`` where identical layers are decided as one.
+        context: the mesh and the types of arguments with which it was traced.
+        untied: inputs that pins tell apart; ``None`` if identical layers are decided as one.
     """
 
     tensors: tuple[Tensor, ...]

@@ -104,8 +104,9 @@ class Problem:
             ``microbatching.batch_factor``).
         stages: the mesh axis of pipeline stages, through which the microbatches are streamed; an
             axis that the network does not have counts as one of ``num_stages`` devices.
-        num_stages: where the network is a part of the mesh; by default as the axis has.
-        schedule: of the stages, "gpipe" or "1f1b".
+        num_stages: the number of stages, if the network is a part of the mesh; by default the size
+            of the axis.
+        schedule: the order of the stages, "gpipe" or "1f1b".
 
     Attributes:
         microbatches: iterations of the loop over microbatches; 1 with stages.

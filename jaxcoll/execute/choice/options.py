@@ -40,14 +40,14 @@ def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = N
     """XLA's options for programs that run schedules on a mesh.
 
     Args:
-        mesh: of the devices the program is for; their platform decides.
-        schedules: those that may be under way at the same time; several if, say, gradients of
-            several layers are. When omitted, one that uses every link of the mesh's devices.
-        transport: by which a configuration runs them (``transports``); that of calls
-            without a configuration when None, on TPUs "links".
+        mesh: the mesh of devices that the program is for; their platform decides.
+        schedules: all that may be under way at the same time; several if, for example, gradients
+            of several layers are. When omitted, one that uses every link of the mesh's devices.
+        transport: the way in which a configuration runs them (``transports``). When None, that of
+            calls without a configuration, on TPUs "links".
 
     Returns:
-        For ``jax.jit(compiler_options=...)``. Empty for CPU, whose compiler knows none of them.
+        Options for ``jax.jit(compiler_options=...)``; none for CPU, whose compiler knows none.
 
     Raises:
         TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
