@@ -31,7 +31,7 @@ class SavedPlan:
     """A plan without its step. ``saved.on(step, abstract_args)`` is the plan.
 
     Attributes:
-        content: all that the file says.
+        content: the whole content of the file.
     """
 
     content: PlanFile

@@ -112,9 +112,9 @@ def compare(
             ``jaxcoll.progress.Progress`` after every synthesizer.
 
     Returns:
-        A row for each synthesizer and size, in that order; where no names are given those of least
-        work come first, and the default last. Where a synthesizer refuses a size, or
-        the model's law says there what none may, it is not tried at later ones.
+        A row for each synthesizer and size, in that order. If no names are given, those of the
+        least work come first, and the default comes last. If a synthesizer refuses a size, or
+        the model's law gives times there that no law may, it is not tried at later sizes.
 
     Raises:
         TopologyError: no network, an unknown synthesizer, no size, or "jax.lax" without a machine.

@@ -113,10 +113,11 @@ class Problem:
         pipeline: the scans over layers as stages; ``None`` for no stages.
         traced: the training step.
         microbatch_split: the step as a loop; ``None`` for no loop.
-        graph: of one microbatch and of the operators after the loop; without a loop, of the step.
-        group_costs: by tensor group what ``cost.cost`` keeps of the decisions that it priced last:
-            most plans that are priced differ from the one before in few groups.
-        shares, undiscounted: of ``discounted``; no shares, and ``None``, where all is paid.
+        graph: the graph of one microbatch and of the operators after the loop; without a loop, of
+            the step.
+        group_costs: by tensor group, what ``cost.cost`` keeps of the decisions that it priced last,
+            since most plans that are priced differ from the one before in few groups.
+        shares, undiscounted: those of ``discounted``; no shares, and ``None``, if all is paid.
 
     Raises:
         PlanError: the step cannot be split into this number of microbatches.
