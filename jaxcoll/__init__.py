@@ -46,6 +46,7 @@ _NAMES = {
         "compiler_options",
         "explain_choice",
         "gather",
+        "invariant_sum",
         "pbroadcast",
         "pmax",
         "pmean",
@@ -53,6 +54,7 @@ _NAMES = {
         "ppermute",
         "psum",
         "psum_scatter",
+        "ragged_all_to_all",
         "reduce",
         "scatter",
         "use_topology",
@@ -162,6 +164,7 @@ if TYPE_CHECKING:
     from jaxcoll.execute import compiler_options as compiler_options
     from jaxcoll.execute import explain_choice as explain_choice
     from jaxcoll.execute import gather as gather
+    from jaxcoll.execute import invariant_sum as invariant_sum
     from jaxcoll.execute import pbroadcast as pbroadcast
     from jaxcoll.execute import pmax as pmax
     from jaxcoll.execute import pmean as pmean
@@ -169,6 +172,7 @@ if TYPE_CHECKING:
     from jaxcoll.execute import ppermute as ppermute
     from jaxcoll.execute import psum as psum
     from jaxcoll.execute import psum_scatter as psum_scatter
+    from jaxcoll.execute import ragged_all_to_all as ragged_all_to_all
     from jaxcoll.execute import reduce as reduce
     from jaxcoll.execute import scatter as scatter
     from jaxcoll.execute import use_topology as use_topology

@@ -1,4 +1,4 @@
-"""``python -m jaxcoll``: the command line, as the console script ``jaxcoll`` starts it."""
+"""``python -m jaxcoll`` starts the command line, like the console script ``jaxcoll``."""
 
 import sys
 

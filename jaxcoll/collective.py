@@ -1,8 +1,9 @@
-"""Collective: the chunks that every rank holds before and must hold after.
+"""
 
-An all_gather of three ranks with one chunk per shard has chunks 0, 1 and 2: rank r holds chunk r
-before, and all three after. An all_to_all of them has nine, (source, destination) of 3 x 3: rank r
-holds 3 r, 3 r + 1 and 3 r + 2 before, and r, r + 3 and r + 6 after.
+For example, an all_gather of three ranks with one chunk per shard has chunks 0, 1 and 2: rank r
+holds chunk r before it, and all three after it. An all_to_all of the same ranks has nine chunks,
+one for each (source, destination) pair: rank r holds 3 r to 3 r + 2 before it, and r, r + 3 and r +
+6 after it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.pair_shares import PairShares
 
-_MOST_RANKS = 2**22  # as many as a ``Topology`` may have
+_MOST_RANKS = 2**22  # the most that a ``Topology`` may have
 _MOST_CHUNKS = 2**31 - 1
-_MOST_LISTED = 2**26  # chunks of which columns are kept: 256 MiB each
+_MOST_LISTED = 2**26  # the most chunks that columns are made for; a column of so many takes 256 MiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,25 +41,26 @@ class Collective:
 
     Attributes:
         kind: the name of a kind; ``traits`` is the kind itself.
-        num_ranks: ranks of the network, of which the groups are made.
-        chunks_per_shard: chunks in a shard (k). With unequal shares of pairs, the largest shard
-            between two ranks has k chunks; every other has the smallest divisor of k that makes
-            its chunks no larger (``PairShares.chunks``). If k is 1, ``synthesize`` may cut them.
+        num_ranks: number of ranks of the network; the groups consist of them.
+        chunks_per_shard: number of chunks in a shard (k). For an all_to_all with unequal shares
+            this is the number of chunks of the largest share between two ranks; every other pair
+            has as few chunks, a divisor of k, as keeps them no larger (``PairShares.chunks``).
+            Where these have one chunk, ``synthesize`` may cut them.
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted.
-        root: for broadcast, reduce, gather and scatter: the root's place in every group (which
-            is its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some
-            the places of all ranks that get the sums, in ascending order; a single one may be given
+        root: for broadcast, reduce, gather and scatter, the root's place in every group (which is
+            its rank when there is one group of all ranks); 0 when omitted. For reduce_to_some, the
+            places of all ranks that get the sums, in ascending order; a single place may be given
             as a number.
-        shares: unequal sizes of shards, for one group of all ranks; equal shares are None. For an
-            all_gather, reduce_scatter or all_reduce, the sizes relative to each other, by place: a
-            shard of share w is w x ``chunks_per_shard`` chunks, and common factors become part of
-            ``chunks_per_shard``. For an all_to_all, a row for each source with its shares for all
-            destinations, integers or Fractions; pairs of 0 have no chunks
-            (``jaxcoll.pair_shares``). It is kept as ``PairShares``.
-        helpers: whether ranks outside a group, in no group or in another, may forward, copy and add
-            for it. Say False if they are busy with something that no schedule here knows of.
-            Several groups of one collective are timed together, on the same links. True if one
-            group has all ranks.
+        shares: relative sizes of unequal shards; only for one group of all ranks. For an
+            all_gather, reduce_scatter or all_reduce, one integer per rank, by place: a shard of
+            share w has w x ``chunks_per_shard`` chunks. Common factors become part of
+            ``chunks_per_shard``, and equal shares become None. For an all_to_all, one row per
+            source with its shares for all destinations, integers or Fractions; pairs of share 0
+            have no chunks (``jaxcoll.pair_shares``). These are kept as ``PairShares``.
+        helpers: whether ranks outside a group may forward, copy and add for it, be they in no group
+            or in another one. False is for ranks that are busy with something that no schedule here
+            knows of; several groups of one collective are timed together, on the same links. Always
+            True where one group has all ranks.
 
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
@@ -72,7 +74,7 @@ class Collective:
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | tuple[int, ...] | None = None
-    # Kept as a tuple of integers, as PairShares, or None; rows of numbers are taken, too.
+    # Stored as a tuple of integers, as PairShares, or as None; rows of numbers are accepted too.
     shares: Any = None
     helpers: bool = True
 
@@ -84,7 +86,8 @@ class Collective:
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
         checks.flag_fields(self, CollectiveError, "helpers")
-        # A collective has one spelling: nobody is outside a group of all ranks.
+        # Nobody is outside a group of all ranks, so there the flag is normalized: equal collectives
+        # must compare equal.
         checks.put(self, helpers=self.helpers or len(self.groups[0]) == self.num_ranks)
         if traits.has_root:
             roots = self._checked_roots(traits)
@@ -93,7 +96,8 @@ class Collective:
             raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
         if self.shares is not None:
             self._check_shares()
-        # Chunk numbers are int32 in every column; counted before any column is made.
+        # Chunk numbers are int32 in every column, so the count is checked before any column is
+        # made.
         count = sum(self._chunks(len(group)) for group in self.groups)
         if count > np.iinfo(np.int32).max:
             raise CollectiveError(
@@ -141,8 +145,8 @@ class Collective:
                 f"shares need one number per rank, {self.num_ranks} in all and not all 0, got "
                 f"{checks.shown(self.shares)}"
             )
-        # (2, 2, 4) with k chunks per share is (1, 1, 2) with 2 k: a collective has one spelling, so
-        # that equal ones are equal.
+        # (2, 2, 4) with k chunks per share is (1, 1, 2) with 2 k. Only the latter is stored, so
+        # that equal collectives compare equal.
         common = math.gcd(*shares)
         shares = tuple(share // common for share in shares)
         checks.put(
@@ -155,7 +159,7 @@ class Collective:
 
     @property
     def traits(self) -> Kind:
-        """The kind of collective: all that does not depend on ranks, groups and chunks."""
+        """The kind of collective: everything that does not depend on ranks, groups and chunks."""
         return KINDS[self.kind]
 
     @property
@@ -165,23 +169,23 @@ class Collective:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """The places of the roots in every group; none of a kind without one."""
+        """The places of the roots in every group; empty for kinds without a root."""
         if self.root is None:
             return ()
         return self.root if isinstance(self.root, tuple) else (self.root,)
 
     def root_of(self, group: tuple[int, ...]) -> int:
-        """The root of a group, the first of several; its first rank where there is none."""
+        """The root of a group: the first of several roots, or its first rank if it has no root."""
         return group[self.roots[0] if self.roots else 0]
 
     def ending(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The ranks of a group that have data after: its roots where nobody else has."""
+        """The ranks of a group that have data afterwards: all of them, or only its roots."""
         return tuple(group[at] for at in self.roots) if self.traits.ends_at_root else group
 
     def for_each_root(self) -> tuple[Collective, ...]:
-        """A collective for each of several roots alone, which all schedules of this one contain.
+        """One collective per root, for kinds with several roots; otherwise only this collective.
 
-        Itself, where there are no several.
+        Every schedule of this collective contains a schedule of each of these.
         """
         if not self.traits.has_roots:
             return (self,)
@@ -190,33 +194,34 @@ class Collective:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the groups are other than all ranks in order."""
+        """Whether the groups differ from a single group of all ranks in order."""
         return self.groups != (tuple(range(self.num_ranks)),)
 
     @functools.cached_property
     def num_chunks(self) -> int:
-        """Number of chunks of all groups."""
+        """Number of chunks of all groups together."""
         return int(self.chunk_ptr[-1])
 
     @property
     def most_chunks(self) -> int:
-        """The most chunks per shard with which its chunks are listed (``check_listed``)."""
+        """The most chunks per shard for which ``check_listed`` still allows columns of chunks."""
         return _MOST_LISTED * self.chunks_per_shard // max(1, self.num_chunks)
 
     @functools.cached_property
     def chunk_ptr(self) -> np.ndarray:
-        """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
+        """Group g has the chunks ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
         sizes = [self._chunks(len(group)) for group in self.groups]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @property
     def num_deliveries(self) -> int:
-        """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
+        """The least number of sends: one for each chunk that a rank must get or give."""
         if self.pair_chunks is not None:
             return int(self.pair_chunks.sum() - np.trace(self.pair_chunks))
         if self.shares is not None:
             return self.num_chunks * (self.num_ranks - 1)
-        # What all give meets in one of several roots at best, and is copied to the others.
+        # With several roots, the contributions meet in one root at best, and the sums are copied to
+        # the others.
         more = max(len(self.roots) - 1, 0)
         pairs = (
             (1 if self.traits.has_root else len(group)) * (len(group) - 1) + more
@@ -226,7 +231,7 @@ class Collective:
 
     @functools.cached_property
     def most_peers(self) -> int:
-        """The most ranks that one rank has something for, or needs something of, beside itself."""
+        """The largest number of other ranks that one rank has data for, or needs data of."""
         if self.pair_chunks is None:
             return max(len(group) for group in self.groups) - 1
         goes = self.pair_chunks > 0
@@ -235,16 +240,16 @@ class Collective:
 
     @property
     def pair_shares(self) -> PairShares | None:
-        """The shares of pairs; None where all pairs have the same, and of other kinds."""
+        """The shares of pairs; None where all pairs have equal shares, and for other kinds."""
         return self.shares if isinstance(self.shares, PairShares) else None
 
     @functools.cached_property
     def pair_chunks(self) -> np.ndarray | None:
-        """Chunks of every pair of unequal shares, int64 of shape (ranks, ranks) by place."""
+        """Number of chunks of every pair, int64 of shape (ranks, ranks) by place; None if equal."""
         return None if self.pair_shares is None else self.pair_shares.chunks(self.chunks_per_shard)
 
     def _chunks(self, size: int) -> int:
-        """Chunks of a group of some size."""
+        """Number of chunks of a group of ``size`` ranks."""
         if self.pair_chunks is not None:
             return int(self.pair_chunks.sum())
         if isinstance(self.shares, tuple):
@@ -269,21 +274,21 @@ class Collective:
     def owner(self) -> np.ndarray:
         """The rank whose shard each chunk belongs to; int32 of shape (chunks,).
 
-        Where it starts or ends (``Kind.before``, ``Kind.after``), or where its shard lies between
-        the two phases of an all_reduce.
+        The chunk starts or ends there (``Kind.before``, ``Kind.after``), or its shard lies there
+        between the two phases of an all_reduce.
         """
         return self._shard_places()[0]
 
     @functools.cached_property
     def target(self) -> np.ndarray:
-        """The other end of each chunk of a kind that moves them; int32 of shape (chunks,)."""
+        """The other end of each chunk, for kinds that move chunks; int32 of shape (chunks,)."""
         return self._shard_places()[1]
 
     def check_listed(self) -> None:
         """Refuse columns of chunks, such as ``owner``, that would take gigabytes.
 
         Raises:
-            CollectiveError: more chunks than have columns.
+            CollectiveError: there are more chunks than columns are made for.
         """
         if self.num_chunks > _MOST_LISTED:
             raise CollectiveError(
@@ -316,7 +321,7 @@ class Collective:
     # ------------------------------------------------------------------ before and after
 
     def holds(self, rank, chunk) -> np.ndarray:
-        """Whether ranks hold chunks before (their own contribution, if the collective sums).
+        """Whether ranks hold chunks before the collective (if it sums, their own contributions).
 
         Args:
             rank, chunk: integers or arrays, broadcast against each other.
@@ -324,7 +329,7 @@ class Collective:
         return self._has(self.traits.before, np.asarray(rank), np.asarray(chunk))
 
     def wants(self, rank, chunk) -> np.ndarray:
-        """Whether ranks must hold chunks, in full, after.
+        """Whether ranks must hold complete chunks after the collective.
 
         Args:
             rank, chunk: integers or arrays, broadcast against each other.
@@ -356,7 +361,7 @@ class Collective:
 
     @functools.cached_property
     def contributions(self) -> np.ndarray:
-        """Contributions that complete a chunk: 1, or the group's size; int32 of shape (chunks,)."""
+        """Number of contributions to a chunk, 1 or the group's size; int32 of shape (chunks,)."""
         self.check_listed()
         if not self.is_reducing:
             return np.ones(self.num_chunks, np.int32)
@@ -367,11 +372,11 @@ class Collective:
 
     @functools.cached_property
     def chunks_per_buffer(self) -> np.ndarray:
-        """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,).
+        """How many chunks of each chunk's size fill a rank's buffer; int64 of shape (chunks,).
 
         Raises:
-            CollectiveError: pairs of unequal shares, whose chunks are no such parts
-                (``common_parts``).
+            CollectiveError: the shares of pairs are unequal, so that no such number exists;
+                ``common_parts`` covers them.
         """
         self.check_listed()
         if self.pair_shares is not None:
@@ -386,9 +391,10 @@ class Collective:
     def chunk_bytes(self, nbytes: Number) -> tuple[Fraction, ...]:
         """Bytes of each chunk when the buffer of a rank has ``nbytes``.
 
-        The buffer is the larger of a rank's input and output: the gathered result, the vector to
-        be reduced, the root's data, or the blocks a rank sends to all (its own block included). Of
-        pairs of unequal shares it is the largest of any rank: their largest sum of a row or column.
+        The buffer is the larger of a rank's input and output: the gathered result, the vector to be
+        reduced, the root's data, or the blocks a rank sends to all (its own block included). For
+        pairs of unequal shares it is the largest buffer of any rank: the largest sum of a row or
+        column of the shares.
         """
         weight, total = common_parts(self)
         unit = checks.rational(nbytes, "nbytes", CollectiveError) / total
@@ -405,10 +411,10 @@ class Collective:
         """The collective, if its shards are equal.
 
         Args:
-            who: the algorithm, defined for equal shards only, for the error.
+            who: name of the algorithm that needs equal shards, for the error message.
 
         Raises:
-            CollectiveError: shares.
+            CollectiveError: the shards are unequal.
         """
         if self.shares is not None:
             raise CollectiveError(
@@ -419,10 +425,10 @@ class Collective:
     # ------------------------------------------------------------------ others from this one
 
     def dual(self) -> Collective:
-        """The collective whose schedules, run backwards, are this one's.
+        """The collective whose schedules, run backwards, are schedules of this one.
 
         Raises:
-            CollectiveError: no kind is that.
+            CollectiveError: no kind is the dual of this one.
         """
         if self.traits.dual_name is None:
             raise CollectiveError(f"{self.kind} has no dual: no kind is what it is, run backwards")
@@ -431,14 +437,14 @@ class Collective:
         return dataclasses.replace(self, kind=self.traits.dual_name, shares=shares)
 
     def dual_chunks(self) -> np.ndarray:
-        """The chunk of ``dual()`` that each chunk is, int64 of shape (chunks,).
+        """The number that each chunk has in ``dual()``; int64 of shape (chunks,).
 
-        The same numbers, except that all_to_all's (source, destination) trade places.
+        Numbers stay the same, except that all_to_all's source and destination trade places.
         """
         self.check_listed()
         if not self.traits.is_pairwise:
             return np.arange(self.num_chunks)
-        # Backwards, what went from u to v goes from v to u.
+        # Run backwards, a chunk from u to v goes from v to u.
         count = self.pair_chunks
         if count is not None:
             first = (np.cumsum(count.T) - count.T.ravel()).reshape(count.shape).T.ravel()
@@ -454,7 +460,7 @@ class Collective:
         return np.concatenate(parts)
 
     def with_kind(self, kind: str) -> Collective:
-        """The collective of another kind on the same ranks, groups and chunks."""
+        """A collective of another kind with the same ranks, groups and chunks."""
         root = self.root if kind_of(kind).has_root else None
         return dataclasses.replace(self, kind=kind, root=root)
 
@@ -465,7 +471,7 @@ class Collective:
         becomes the group ``permutation``.
 
         Raises:
-            CollectiveError: not a permutation of the ranks.
+            CollectiveError: the argument is not a permutation of the ranks.
         """
         image = checks.rank_permutation(permutation, self.num_ranks, "permutation", CollectiveError)
         image = image.tolist()
@@ -473,7 +479,7 @@ class Collective:
         return dataclasses.replace(self, groups=groups)
 
     def __repr__(self) -> str:
-        # In one line whatever the groups are: errors show it.
+        # One line whatever the groups are, since errors show it.
         sizes = sorted({len(group) for group in self.groups})
         over = f"{self.num_ranks} ranks"
         if self.is_grouped:

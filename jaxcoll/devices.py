@@ -1,10 +1,11 @@
-"""Networks that others describe: those of JAX devices, and networkx graphs, as columns of links.
+"""Networks described elsewhere, by JAX devices or networkx graphs, as columns of links.
 
-JAX says what a device is called and, on TPUs, where it sits; nothing says how fast its links are.
-The table here does: the vendors' figures per link and direction, in SI units, with where they come
-from. Latencies are round figures of the right magnitude (ICI and NVLink 1 us, PCIe 2 us, a network
-5 us), to be replaced by measured ones where they matter: ``Topology.from_mesh(mesh, alpha=...,
-bandwidth=...)``. Which devices have links follows from their coordinates and host numbers.
+JAX tells the name of a device and, on TPUs, its coordinates, but not how fast its links are. The
+table here does: it has the vendors' figures per link and direction, in SI units, with their
+sources. Latencies are round figures of the right magnitude (ICI and NVLink 1 us, PCIe 2 us, a
+network 5 us), to be replaced by measured ones where they matter: ``Topology.from_mesh(mesh,
+alpha=..., bandwidth=...)``. Which devices have links follows from their coordinates and host
+numbers.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ WIRINGS = ("grid", "switch", "mesh")
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """Assumed links of one kind of device.
+    """The links assumed for one kind of device.
 
     Attributes:
-        match: words of the lower-case ``device_kind``, all of which it must have; words are runs of
+        match: lower-case words, all of which must occur in ``device_kind``; a word is a run of
             letters and digits, so that "a10" does not match "a100".
-        bandwidth: bytes per second and direction: of one link to a neighbour ("grid", "mesh"), or
+        bandwidth: bytes per second and direction, of one link to a neighbour ("grid", "mesh"), or
             of one device into its host's switch ("switch").
-        source: where the bandwidths come from.
+        source: where the bandwidth comes from.
         wiring: how the devices of a slice or host are linked: "grid", a mesh or torus of
             coordinates; "switch", all behind one; "mesh", every two directly.
         alpha: seconds per link.
@@ -45,10 +46,10 @@ class DeviceKind:
             hosts.
         wraps_at: a dimension of a grid closes into a ring when its side is a multiple of this
             number; 0 where it never closes.
-        nvls: whether the switch of a host copies and adds (NVLink SHARP; NVIDIA's documentation of
-            NCCL, ``NCCL_NVLS_ENABLE``: Hopper and newer).
-        spans_hosts: whether the switch joins the devices of several hosts, those of one
-            ``slice_index``, or all where devices have none.
+        nvls: whether the switch of a host copies and adds (NVLink SHARP: Hopper and newer, by
+            ``NCCL_NVLS_ENABLE`` in NVIDIA's documentation of NCCL).
+        spans_hosts: whether the switch joins the devices of several hosts: those of equal
+            ``slice_index``, or all devices if they have none.
     """
 
     match: str
@@ -84,9 +85,10 @@ _CDNA3 = "AMD Instinct MI300 data sheets: 128 GB/s both ways per Infinity Fabric
 _CDNA4 = "AMD Instinct MI350 data sheets: 153.6 GB/s both ways per Infinity Fabric link of a pair"
 _GEN3, _GEN4, _GEN5 = 15.75e9, 31.5e9, 63e9  # PCIe x16, after its line coding
 
-# The first match wins, so the more special come first.
+# The first match wins, so more specific entries come first.
 DEVICE_KINDS: tuple[DeviceKind, ...] = (
-    # TPU slices. v5p and v4 close dimensions of whole cubes of 4; v5e and v6e those of 16.
+    # TPU slices. v5p and v4 close dimensions whose side is a multiple of 4; v5e and v6e, a multiple
+    # of 16.
     _tpu("tpu7x", 100e9, 4, _CLOUD),
     _tpu("tpu v7x", 100e9, 4, _CLOUD),
     _tpu("tpu v7", 100e9, 4, _CLOUD),
@@ -145,7 +147,7 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = (
     *(_pcie(f"rtx 20{n}", _GEN3, "GeForce RTX 20") for n in (80, 70, 60)),
     _pcie("quadro", _GEN3, "NVIDIA Quadro"),
     _pcie("titan", _GEN3, "NVIDIA TITAN"),
-    # AMD: dies of an MI250 are devices of their own; all the others are linked pair by pair.
+    # AMD: each die of an MI250 is a device of its own; all the others are linked pair by pair.
     DeviceKind("mi355x", 76.8e9, _CDNA4, "mesh", network_bandwidth=50e9),
     DeviceKind("mi350x", 76.8e9, _CDNA4, "mesh", network_bandwidth=50e9),
     DeviceKind("mi325x", 64e9, _CDNA3, "mesh", network_bandwidth=50e9),
@@ -153,7 +155,7 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = (
     DeviceKind("mi300a", 128e9, f"{_CDNA3}, two links per pair", "mesh", network_bandwidth=25e9),
     DeviceKind("mi250x", 350e9, _CDNA2, network_bandwidth=12.5e9),
     DeviceKind("mi250", 350e9, _CDNA2, network_bandwidth=16e9),
-    # One device per machine: nothing but a network.
+    # One device per machine, so there is nothing but a network.
     DeviceKind("apple", 5e9, "Apple: Thunderbolt 4, 40 Gbit/s", network_bandwidth=5e9),
     DeviceKind("metal", 5e9, "Apple: Thunderbolt 4, 40 Gbit/s", network_bandwidth=5e9),
     DeviceKind("cpu", 10e9, "nominal: virtual devices share a memory", network_bandwidth=1.25e9),
@@ -168,12 +170,12 @@ def kind_of(device) -> DeviceKind:
 
 
 def backend_of(platform: str) -> str:
-    """The backend of a platform: GPUs are named after their driver in some places of JAX."""
+    """The backend of a platform; JAX names GPUs after their driver in some places."""
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 def words_of(text: object) -> frozenset[str]:
-    """Runs of letters and digits of a text, in lower case."""
+    """The runs of letters and digits of a text, in lower case."""
     return frozenset(re.findall("[a-z0-9]+", str(text).lower()))
 
 
@@ -215,10 +217,10 @@ def describe_devices(
         if value is not None
     }
     kind = dataclasses.replace(kind, **given)
-    # GPUs, as far as a compiler describes them, have coordinates too: their number in their host.
+    # GPUs that a compiler describes have coordinates too, which number them in their host.
     is_gpu = backend_of(getattr(devices[0], "platform", "")) == "gpu"
     if not is_gpu and any(getattr(device, "coords", None) is not None for device in devices):
-        if within is None:  # all devices of the slice, as far as these know
+        if within is None:  # all devices of the slice that are known
             client = getattr(devices[0], "client", None)
             known = [] if client is None else list(client.devices())
             within = known if all(device in known for device in devices) else devices
@@ -227,13 +229,13 @@ def describe_devices(
 
 
 def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, whole) -> dict:
-    # Two cores of one chip share its links; they form one more dimension of the box.
+    # Two cores of one chip share its links; cores form one more dimension of the box.
     cored = any(getattr(device, "core_on_chip", 0) for device in (*devices, *whole))
     coords, everywhere = _coordinates(devices, cored), _coordinates(list(whole), cored)
     is_inside = set(map(tuple, coords)) <= set(map(tuple, everywhere))
     if coords.shape[1] != everywhere.shape[1] or not is_inside:
         raise TopologyError("the devices given as the slice (within=) do not hold all devices")
-    # Rings close at the ends of the slice, so its sides decide which do, not those of the subgrid.
+    # Rings close at the ends of the slice, so the sides of the slice decide, not the subgrid's.
     sides = np.ptp(everywhere, axis=0) + 1
     if wrap is None:
         wrap = [kind.wraps_at > 0 and int(side) % kind.wraps_at == 0 for side in sides]
@@ -249,7 +251,7 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, who
             f"the coordinates of {len(devices)} devices do not fill a grid: they span {shape}; "
             f"pass all devices of a slice or of a grid inside it"
         )
-    # A dimension that the box spans in part has lost the link that closes it.
+    # A dimension that the box spans only in part lacks the link that would close it.
     closes = [
         closed and side == whole_side
         for closed, side, whole_side in zip(slice_.wrap, shape, slice_.shape, strict=True)
@@ -269,7 +271,7 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, who
 
 
 def _coordinates(devices: list, cored: bool) -> np.ndarray:
-    """Coordinates of devices, the core last if ``cored``; int64 of shape (devices, dimensions)."""
+    """Coordinates, int64 of shape (devices, dimensions), with the core last if ``cored``."""
     places = [getattr(device, "coords", None) for device in devices]
     dimensions = {None if place is None else len(place) for place in places}
     if len(dimensions) > 1:
@@ -293,9 +295,9 @@ def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """Each host wired as its kind is, and a switch between hosts, which all devices reach."""
-    # A host is a switch of its own, or a link between every two of its devices. Where the switch of
-    # a kind spans hosts, "host" means all of them.
+    """Hosts wired as the kind of device demands, and one switch between them for all devices."""
+    # A host has a switch of its own, or a link between every two of its devices. Where the switch
+    # of a kind spans hosts, "host" means all the hosts that it joins.
     n = len(devices)
     place = "slice_index" if kind.spans_hosts else "process_index"
     hosts = [int(getattr(device, place, 0) or 0) for device in devices]
@@ -340,7 +342,7 @@ def _columns(num_ranks: int, pairs: np.ndarray, alpha, bandwidth, **described) -
     }
 
 
-if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+if TYPE_CHECKING:  # imported where it is used: only those who have such a graph need the package
     import networkx as nx
 
 
@@ -356,7 +358,7 @@ def make_graph(
     Args:
         kinds: "rank" or "switch" for each vertex.
         vertex_names: one per vertex, or empty.
-        links: (src, dst, alpha, bandwidth) of each.
+        links: (src, dst, alpha, bandwidth) of each link.
         parallel: whether several links join the same two vertices in the same direction.
     """
     import networkx as nx

@@ -69,7 +69,7 @@ class Members:
                 raise
             raise TopologyError(
                 f"the members {_some(inside)} of a group reach each other only over ranks outside "
-                "it, which helpers=False (--no-helpers) leaves out; let these help, or join the "
+                "it, which helpers=False leaves out; let these help, or join the "
                 "members by links of their own"
             ) from error
         # ``one`` keeps its links in canonical order.

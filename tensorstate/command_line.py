@@ -41,15 +41,19 @@ class MeshShape(click.ParamType):
 @click.option("--memory-limit", type=SIZE, help="Of a device: 16GB.")
 @click.option("--recompute", is_flag=True, help="Activations may be recomputed.")
 @click.option("--output", "-o", help="Also write the plan as a page, FILE.html.")
+@click.option("--beside", help="On the page, a named strategy too: fsdp.")
 @as_json
-def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> int:
+def plan(function, shapes, mesh, network, maker, as_json, **options) -> int:
     """Choose the placements of every tensor of a training step on a mesh.
 
     \b
     jaxcoll plan train:step 'f32[64,64]' 'f32[32,64]' --mesh data=2,model=4 --network torus:2x4
     jaxcoll plan train:step --args train:example --mesh data=8 --network torus:2x4 --without 0-1
     """
+    output, beside = (options.pop(name) for name in ("output", "beside"))
     check_target(output, suffix=".html")
+    if beside and not output:
+        raise click.UsageError("two plans stand side by side on a page; add -o plan.html")
     topology = named_network(network) if network else None
     if topology is None:
         raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
@@ -64,6 +68,10 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
         raise click.UsageError(
             f"no hardware is called {options['hardware'][:40]!r}; known: {', '.join(HARDWARE)}"
         )
+    unknown = {name.strip() for name in (beside or "").split("+")} - {"", *tensorstate.BASELINES}
+    if unknown:
+        known = ", ".join(tensorstate.BASELINES)
+        raise click.UsageError(f"no strategy is called {min(unknown)[:40]!r}; known: {known}")
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
         # Of an unrolled scan some layers may be recomputed and others saved.
@@ -74,7 +82,10 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
     if output is not None:
         from jaxcoll.io.files import write_bytes
 
-        write_bytes(output, found.html(function).encode())
+        with working(f"planning {beside}"):
+            other = found.compare(beside).plans[beside] if beside else None
+        page = found.html(function, other=other, names=("the plan", beside or ""))
+        write_bytes(output, page.encode())
     if as_json:
         print_json({"mesh": mesh, "plan": str(found).splitlines(), "output": output})
     else:

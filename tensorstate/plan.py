@@ -33,8 +33,8 @@ from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
-from tensorstate.report.text import parallelism_name
-from tensorstate.report.web_page import page
+from tensorstate.report.parallelism import parallelism_name, sentence
+from tensorstate.report.web_page import Shown, page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
@@ -126,17 +126,50 @@ class Plan:
         drawing = pictures.bars(filled, "inputs, saved, resident, gradients, temporaries")
         return pictures.table(parallelism_name(self.problem, self.decisions, cost), rows, drawing)
 
-    def html(self, title: str = "Plan") -> str:
+    def sentence(self) -> str:
+        """The plan in a sentence: by mesh axis the part of the step that each device has."""
+        return sentence(self.problem, self.decisions, self.cost)
+
+    def html(
+        self,
+        title: str = "Plan",
+        *,
+        other: Plan | None = None,
+        names: tuple[str, str] = ("this plan", "the other"),
+    ) -> str:
         """An interactive page, one HTML file that needs nothing else.
 
-        It shows operators and inputs coloured by their shardings and what each other strategy would
-        cost there, compute and links over a step, and memory over a step.
+        From the top: the plan in a sentence; layers by the model's names, with pictures of how
+        their arrays lie on the devices; the dearest collectives, and why they are; compute and
+        links over a step; memory over a step, with the buffers at its peak. A click leads to
+        tensors and operators, and to what other shardings would cost there.
+
+        Args:
+            title: of the page.
+            other: a plan to stand beside this one, as ``solve_baseline`` makes it; its mesh, its
+                limit and its step may be others.
+            names: of the two plans.
 
         Raises:
-            PlanError: a title that is not a text.
+            PlanError: a title or names that are not texts, or another plan that is none.
         """
         checks.text(title, "title", PlanError)
-        return page(self.problem, self.result, self.memory_limit, title)
+        checks.optional(other, checks.instance, Plan, "other", PlanError)
+        if len(checks.sequence(names, "names", PlanError)) != 2:
+            raise PlanError(f"names must be those of two plans, got {checks.shown(names)}")
+        plans = (self,) if other is None else (self, other)
+        return page(
+            title,
+            *(
+                Shown(
+                    each.problem,
+                    each.result,
+                    each.memory_limit,
+                    checks.text(name, "a name of a plan", PlanError),
+                )
+                for each, name in zip(plans, names)  # noqa: B905  (of one plan the first alone)
+            ),
+        )
 
     def make_mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The plan's mesh, with devices in the order that was priced.

@@ -1,4 +1,4 @@
-"""Plans that were saved, in another process or on another machine, and the steps they are for."""
+"""Plans loaded from files, which other processes or machines may have saved, and their steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SavedPlan:
     """A plan without its step. ``saved.on(step, abstract_args)`` is the plan.
 
     Attributes:
-        content: the whole content of the file.
+        content: the content of the file.
     """
 
     content: PlanFile
@@ -56,35 +56,36 @@ class SavedPlan:
         hardware: Hardware | None = None,
         changed: Literal["search", "refuse"] = "search",
     ) -> Plan:
-        """The plan for its step, as ``search`` returned it; or for one that has changed since.
+        """The plan that ``search`` returned for the step, or one for a step that has changed since.
 
-        Of a step that has changed (one more metric or layer, a renamed argument, another batch) the
-        arguments and operators that are the plan's keep their shardings and strategies, the others
-        are searched. A warning names the first difference and how much was searched.
+        If the step has changed (one more metric or layer, a renamed argument, another batch),
+        arguments and operators of the plan keep their shardings and strategies, and the others are
+        searched. A warning names the first difference and how much was searched.
 
         Args:
             step, abstract_args: as for ``search``; a graph if the step was traced with options.
-            changed: "refuse" raises for a step that has changed.
-            network, hardware: those of the search, if they are classes or charges of your own, of
-                which a file holds nothing; or others, by which the plan is then priced.
+            network, hardware: those of the search, if they are classes or charges of your own,
+                which a file does not hold; or others, by which the plan is then priced.
+            changed: "refuse" raises an error if the step has changed.
 
         Raises:
-            PlanError: another step, with less than half of the plan's operators, or one that has
-                changed in any way with ``changed="refuse"``: with the first difference; decisions
-                that the step does not have, or that are not the file's shardings; a network that
-                is not given, or of another mesh.
+            PlanError: the step is another one, with less than half of the plan's operators, or has
+                changed at all with ``changed="refuse"`` (the text names the first difference); the
+                step does not have the decisions of the file, or they contradict the file's
+                shardings; the network is missing, or belongs to another mesh.
         """
         checks.choice(changed, ("search", "refuse"), "changed", PlanError)
         # A function without arguments is a step, too.
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content
-        # As it was traced then: loops, padding and context decide which operators there are.
+        # The step is traced as it was for the plan: loops, padding and context decide its
+        # operators.
         traced = content.loop_form, content.pad_to
         graph = graph_of(step, abstract_args, *traced, context=content.context)
         graph = regrouped(graph, content.untied)
         network, hardware = self._priced_by(network, hardware)
-        # Arguments first: a step with others may not split into these microbatches.
+        # Arguments are compared first: a step with others may not split into these microbatches.
         difference = content.leaf_difference(graph)
         if difference is None:
             problem = Problem(
@@ -101,14 +102,14 @@ class SavedPlan:
             raise PlanError(f"the plan was made for another step: {difference}")
         if difference is not None:
             return _adapted(content, graph, network, hardware, difference)
-        # A file may come from anywhere: its decisions are checked like a person's.
+        # A file may come from anywhere, so its decisions are checked like a person's.
         content.check_decisions(problem)
         return Plan(problem, content.result(problem), content.options)
 
     def _priced_by(
         self, network: CollectiveCostModel | None, hardware: Hardware | None
     ) -> tuple[CollectiveCostModel, Hardware]:
-        """The network and the hardware that were given, or else those of the file."""
+        """The network and the hardware that are given, or else those of the file."""
         content = self.content
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
@@ -141,7 +142,7 @@ def _adapted(
     hardware: Hardware,
     difference: str,
 ) -> Plan:
-    """The plan of a step that has changed, with a warning that says so."""
+    """The plan of a step that has changed; warns about the change."""
     adapted = adapt(content, graph, network, hardware, difference)
     warnings.warn(
         f"the step is not as it was planned: {difference}. Of its {len(graph.operators)} operators "
@@ -158,7 +159,7 @@ def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> SavedPlan:
         max_bytes: larger files are refused unread.
 
     Raises:
-        FormatError: naming the file: no plan, or one that says something impossible.
+        FormatError: the file holds no plan, or an impossible one; the text names the file.
         OSError: the file cannot be read.
     """
     return SavedPlan(load_text(path, loads, max_bytes))

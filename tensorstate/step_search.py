@@ -49,6 +49,7 @@ from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.solver.refusal import refuse_below_least
+from tensorstate.solver.sayable import sayable
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def search(
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "overlap",
+    plain: bool = True,
     solver: Solver = Auto(),  # noqa: B008  (frozen)
     progress: Wanted = None,
 ) -> Plan:
@@ -119,6 +121,9 @@ def search(
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger ("max"). Devices that overlap nothing take the sum.
+        plain: whether a plan that one can say in a sentence (few kinds of collectives, as those of
+            named strategies) is taken if it takes at most two gaps of the solver longer, 2 % by
+            default. ``False`` for the fastest that is found.
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a
@@ -155,6 +160,7 @@ def search(
             stages=stages,
             schedule=schedule,
             solver=solver,
+            plain=checks.flag(plain, "plain", PlanError),
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
@@ -252,6 +258,7 @@ class _Question:
         schedule: of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
         narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
+        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast.
     """
 
     options: SearchOptions
@@ -267,6 +274,7 @@ class _Question:
     progress: Progress | None
     graph: Graph
     narrow: Narrow | None = None
+    plain: bool = False
 
     def plan(self) -> Plan:
         """The answer."""
@@ -338,6 +346,14 @@ class _Question:
     ) -> SearchResult:
         # In milliseconds, where a solver may look for a plan until its time is over.
         refuse_below_least(problem, candidates, self.options)
+        found = self._fastest(problem, candidates, solver)
+        if not self.plain:
+            return found
+        return sayable(problem, candidates, self.options, solver, found)
+
+    def _fastest(
+        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
+    ) -> SearchResult:
         if self.options.objective == "overlap":
             return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)

@@ -19,7 +19,12 @@ KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyw
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
-    "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
+    "jaxcoll/execute/functions.py": {
+        "psum_scatter": PUBLIC,
+        "all_gather": PUBLIC,
+        "all_to_all": PUBLIC,
+    },
+    "jaxcoll/execute/ragged.py": {"ragged_all_to_all": PUBLIC},
     "jaxcoll/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
@@ -30,6 +35,7 @@ EXEMPT = {
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
+    "jaxcoll/bounds/times.py": {"bound": PUBLIC},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
     "jaxcoll/synth/forestcoll/shortcuts/balancing.py": {"_shift": KERNEL},
     "jaxcoll/synth/forestcoll/shortcuts/alternating_paths.py": {
@@ -58,6 +64,7 @@ EXEMPT = {
         "_grow": KERNEL,
     },
     "jaxcoll/synth/trees/multitree.py": {"_add_one_each": KERNEL},
+    "jaxcoll/training/error_feedback.py": {"error_feedback": PUBLIC},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},

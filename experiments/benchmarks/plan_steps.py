@@ -27,7 +27,7 @@ from experiments.recording import table, write_block
 from experiments.timing import earlier, report
 from jaxcoll.execute.choice import measured_costs
 from tensorstate import Hardware, Plan, lax_collectives, search, trace
-from tensorstate.report.text import parallelism_name
+from tensorstate.report.parallelism import parallelism_name
 
 ROUNDS = 15
 MESH = {"data": 2, "model": 4}

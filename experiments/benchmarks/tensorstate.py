@@ -37,7 +37,7 @@ from tensorstate import (
     trace,
 )
 from tensorstate.ir.graph import LoopForm
-from tensorstate.report.text import parallelism_name
+from tensorstate.report.parallelism import parallelism_name
 from tensorstate.solver.base import Solver
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network

@@ -32,7 +32,7 @@ from tensorstate import (
     trace,
 )
 from tensorstate.problem.problem import Problem
-from tensorstate.report.text import parallelism_name
+from tensorstate.report.parallelism import parallelism_name
 from tensorstate.solver.auto import MAX_EXACT_AXES
 from tensorstate.solver.formulation import Formulation
 

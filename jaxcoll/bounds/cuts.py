@@ -102,11 +102,23 @@ def needs_of(what: Collective) -> np.ndarray:
     return share
 
 
-def as_collective(topology: Topology, collective: str | Collective) -> Collective:
+def as_collective(
+    topology: Topology,
+    collective: str | Collective,
+    groups: Sequence[Sequence[int]] | None = None,
+    root: int | Sequence[int] | None = None,
+    helpers: bool = True,
+) -> Collective:
+    """A collective, or that of a kind with its groups and root, as bounds know it."""
     connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
-        return Collective(collective, topology.num_ranks)
+        given = (groups, root, None, helpers)
+        return Collective(collective, topology.num_ranks, 1, *given)  # type: ignore[arg-type]
+    if (groups, root, helpers) != (None, None, True):
+        raise CollectiveError(
+            "a Collective has its own groups, root and helpers; do not give them again"
+        )
     if collective.num_ranks != topology.num_ranks:
         raise CollectiveError(
             f"the collective is for {collective.num_ranks} ranks, {topology} has "

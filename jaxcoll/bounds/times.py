@@ -30,6 +30,7 @@ where ranks wait with more terms (``jaxcoll.bounds.in_order``), and with its lea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -209,6 +210,9 @@ def bound(
     collective: str | Collective,
     nbytes: Number,
     *,
+    groups: Sequence[Sequence[int]] | None = None,
+    root: int | Sequence[int] | None = None,
+    helpers: bool = True,
     exact: bool = False,
     execution: ExecutionCosts | str | None = None,
     progress: Wanted = None,
@@ -220,8 +224,12 @@ def bound(
     of ``topology.forwarding_only()``.
 
     Args:
-        collective: a kind, or a collective.
+        collective: a kind, to be run with ``groups``, ``root`` and ``helpers`` as in
+            ``synthesize``; or a ``Collective``, which has its own.
         nbytes: bytes of a rank's buffer, above 0.
+        groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
+        root: the root's index in every group, for collectives that have one.
+        helpers: whether ranks outside a group may forward, copy and add for it.
         exact: whether to take the largest bound that is known, which may take a minute: the worst
             cut of all, maximum flows over time and the linear programs of all_to_all and
             all_reduce, where they are not too large (``jaxcoll.bounds.times``).
@@ -231,9 +239,15 @@ def bound(
             schedules are meant: switches forward only.
         progress: True for a line in the terminal while exact bounds are sought, or a function
             called with a ``jaxcoll.progress.Progress`` before and after.
+
+    Raises:
+        CollectiveError: a collective that is ill-formed, or given with groups, a root or helpers
+            beside its own; nbytes that are not above 0.
+        TopologyError: no network.
     """
     checks.flag(exact, "exact", CollectiveError)
     costs = costs_of(execution, CollectiveError)
+    collective = as_collective(topology, collective, groups, root, helpers)
     with reporting(progress, "finding exact bounds", CollectiveError) as report:
         terms = lower_bounds(topology, collective, nbytes, execution=costs)
         found = max(terms, key=lambda b: b.time)
@@ -241,19 +255,33 @@ def bound(
             return found
         if report is not None:
             report(Progress(0, None, "exact bounds", bound=found.time))
-        topology, what = _network(topology, costs), as_collective(topology, collective)
-        before = _before_links(topology, what, costs)
-        if costs is not None and costs.order.waits:
-            topology = in_order.without_latencies(topology)
-        topology, what, _ = _of_one_group(topology, what)
-        latencies, others = Latencies(topology), []
-        for each in what.for_each_root():
-            others += _exact(latencies, each, nbytes, max(0.0, found.time - before))
-        others = [_on_machine(each, costs, before, found.charge) for each in others if each.time]
+        others = _exact_on_machine(topology, collective, nbytes, costs, found)
         found = max([found, *others], key=lambda b: b.time)
         if report is not None:
             report(Progress(len(others), len(others), "exact bounds", bound=found.time))
         return found
+
+
+def _exact_on_machine(
+    topology: Topology,
+    what: Collective,
+    nbytes: Number,
+    costs: ExecutionCosts | None,
+    known: Bound,
+) -> list[Bound]:
+    """The exact bounds, as far as they may be above one that is known."""
+    topology = _network(topology, costs)
+    before = _before_links(topology, what, costs)
+    if costs is not None and costs.order.waits:
+        topology = in_order.without_latencies(topology)
+    topology, what, _ = _of_one_group(topology, what)
+    latencies = Latencies(topology)
+    return [
+        _on_machine(each, costs, before, known.charge)
+        for one in what.for_each_root()
+        for each in _exact(latencies, one, nbytes, max(0.0, known.time - before))
+        if each.time
+    ]
 
 
 def _network(topology: Topology, costs: ExecutionCosts | None) -> Topology:

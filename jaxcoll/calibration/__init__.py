@@ -12,6 +12,7 @@ Every third size from 1 MB is held out of the fit, and says how good it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -28,8 +29,10 @@ from jaxcoll.calibration.fit import (
     spread,
     with_links,
 )
+from jaxcoll.calibration.protocols import account_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import timings as logs
+from jaxcoll.io.files import naming
 from jaxcoll.io.timings import Timing, Timings
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, checked, reporting
@@ -197,25 +200,22 @@ def calibrate(
     checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
     checks.nonnegative(least, "least", FormatError)
     checked(progress, FormatError)
-    read = [_read(each, collective, topology) for each in _several(log)]
-    rows = [row for part in read for row in part.rows if row.nbytes >= least]
+    given = _several(log)
+    read = [_read(each, collective, topology) for each in given]
     torn = sum(part.torn for part in read)
-    ranks = {row.ranks for row in rows}
-    expected = ranks if topology is None else {topology.num_ranks}
-    # One rank sends nothing, and times of several numbers of ranks are of several networks.
-    if len(ranks) != 1 or ranks != expected or ranks == {1}:
-        wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
-        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+    named = ", ".join(os.fspath(each) for each in given if not isinstance(each, Timings))
+    with naming(named) if named else contextlib.nullcontext():
+        rows = _of_one_network(read, topology, float(least))
+        points = _points(rows)
     if topology is None:
-        topology = switch(ranks.pop(), alpha=_ALPHA, bandwidth=_BANDWIDTH)
-    points = _points(rows)
+        topology = switch(rows[0].ranks, alpha=_ALPHA, bandwidth=_BANDWIDTH)
     held_out = _held_out(points)
     left = groups([point for point in points if point not in held_out])
     # Evenly: a log of two hundred small sizes would otherwise be fitted to these alone.
     fitted = [group[at] for group in left for at in spread(len(group), _MOST_SIZES)]
     with reporting(progress, "fitting the links", FormatError) as report:
         tell = Steps(report)
-        return _told(topology, fit(topology, fitted, tell), len(fitted), held_out, torn, tell)
+        return _told(topology, fit(topology, fitted, tell), fitted, held_out, torn, tell)
 
 
 # ---------------------------------------------------------------------- what was measured
@@ -236,6 +236,23 @@ def _read(log: Log, collective: str | None, topology: Topology | None) -> Timing
         return log
     ranks = None if topology is None else topology.num_ranks
     return logs.load(log, collective, ranks)
+
+
+def _of_one_network(
+    read: Sequence[Timings], topology: Topology | None, least: float
+) -> list[Timing]:
+    """The times from ``least`` bytes on, all of one number of ranks."""
+    rows = [row for part in read for row in part.rows if row.nbytes >= least]
+    if not rows:
+        some = f" from {least:g} bytes" if least else ""
+        raise FormatError(f"the log has no times{some}; give the print of a whole run")
+    ranks = {row.ranks for row in rows}
+    expected = ranks if topology is None else {topology.num_ranks}
+    # One rank sends nothing, and times of several numbers of ranks are of several networks.
+    if len(ranks) != 1 or ranks != expected or ranks == {1}:
+        wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
+        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+    return rows
 
 
 def _points(rows: Iterable[Timing]) -> list[Timing]:
@@ -272,7 +289,7 @@ def _held_out(points: Sequence[Timing]) -> list[Timing]:
 def _told(
     topology: Topology,
     found: tuple[np.ndarray, np.ndarray],
-    fitted: int,
+    fitted: Sequence[Timing],
     held_out: Sequence[Timing],
     torn: int,
     tell: Steps,
@@ -297,7 +314,14 @@ def _told(
         found_price = price(network, point)
         held.append(HeldOut(point.collective, point.nbytes, point.seconds, found_price))
         tell(f"priced {point.nbytes} bytes, which were held out")
-    made = Calibration(network, classes, tuple(held), fitted, torn)
+    made = Calibration(network, classes, tuple(held), len(fitted), torn)
+    _warn(made, fitted)
+    return made
+
+
+def _warn(made: Calibration, fitted: Sequence[Timing]) -> None:
+    """Say what is wrong with a fit, or what explains its log better."""
+    held, torn = made.held_out, made.torn
     if torn:
         warn_user(
             f"{torn} rows of the log could not be read and were passed over", AssumptionWarning
@@ -308,6 +332,10 @@ def _told(
             "measure five sizes or more, from 1 MB",
             AssumptionWarning,
         )
+    explained = _explained(held, fitted)
+    if explained:
+        warn_user(explained, AssumptionWarning)
+        return
     beyond = [each for each in held if abs(each.error) > each.promised]
     if beyond:
         shown = "; ".join(
@@ -321,4 +349,31 @@ def _told(
             f"log, leave small sizes out by least=: {shown}",
             AssumptionWarning,
         )
-    return made
+
+
+# Protocols explain a log where their error is at most this part of the links', which has to be
+# above the other, in units of the errors that are promised: below it, noise decides.
+_BETTER, _WORTH = 0.5, 0.5
+
+
+def _explained(held: Sequence[HeldOut], fitted: Sequence[Timing]) -> str:
+    """How NCCL's protocols explain sizes that were held out, where they do and links do not."""
+    for kind in dict.fromkeys(each.collective for each in held):
+        account = account_of([each for each in fitted if each.collective == kind])
+        of_kind = [each for each in held if each.collective == kind]
+        if account is None or len(of_kind) < 2:
+            continue
+        promises = np.asarray([each.promised for each in of_kind])
+        links = np.asarray([each.error for each in of_kind])
+        protocols = np.asarray([account.seconds(h.nbytes) / h.seconds - 1 for h in of_kind])
+        by_links, by_protocols = (
+            float(np.sqrt(np.mean((errors / promises) ** 2))) for errors in (links, protocols)
+        )
+        if by_links > _WORTH and by_protocols < _BETTER * by_links:
+            return (
+                f"NCCL's start and its protocols explain the times of {kind} better than slow "
+                f"links do: {account}; sizes that were held out are off by "
+                f"{100 * abs(protocols).max():.1f} %, and by {100 * abs(links).max():.1f} % of the "
+                f"links. Fit the sizes of one protocol alone, by least={account.of_last:.0f}"
+            )
+    return ""

@@ -22,7 +22,6 @@ import concurrent.futures
 import functools
 import importlib
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -31,6 +30,7 @@ from collections.abc import Sequence
 import click
 
 from jaxcoll.cli.quantities import Group, one_line
+from jaxcoll.cli.words import in_options
 from jaxcoll.errors import AssumptionWarning, JaxcollError, SearchWarning, TableWarning
 from jaxcoll.prove.answers import NotProved, NotRead
 
@@ -148,8 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The library's own refusals only: any other ValueError is a fault of it, and one line of that
     # would read as the user's.
     except (JaxcollError, NotRead, NotProved) as error:
-        command = application.get_command(click.Context(application), given[0]) if given else None
-        return _failed(_by_options(str(error), command), 2)
+        return _failed(in_options(str(error), _command(given)), 2)
     except Exception as error:
         traceback.print_exc()
         what = f"{type(error).__name__}: {one_line(error)}"
@@ -171,21 +170,18 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+def _command(given: Sequence[str]) -> click.Command | None:
+    """The command that arguments call, a group's own too."""
+    command: click.Command | None = application
+    for word in given:
+        if not isinstance(command, click.Group):
+            break
+        command = command.get_command(click.Context(command), word)
+    return command
+
+
 def _options(command: click.Command) -> set[str]:
     return {text for param in command.params for text in param.opts if text.startswith("--")}
-
-
-def _by_options(message: str, command: click.Command | None) -> str:
-    """A refusal of the library as it reads on the command line: "give --ranks" for "ranks="."""
-    known = {} if command is None else {param.name: param for param in command.params}
-
-    def said(found: re.Match) -> str:
-        param = known.get(found[1])
-        if isinstance(param, click.Option):
-            return max(param.opts, key=len)
-        return found[0] if param is None else found[1].upper()
-
-    return re.sub(r"\b([a-z_]+)=(?=[\s;,.)]|$)", said, message)
 
 
 def _usage(error: click.UsageError) -> str:
@@ -222,7 +218,8 @@ def _show_warning(
     told: set[str], message, category, filename, lineno, file=None, line=None
 ) -> None:
     """Each text once: several parts of the library may warn of the same link."""
-    text = one_line(message)
+    context = click.get_current_context(silent=True)
+    text = one_line(in_options(str(message), None if context is None else context.command))
     if text not in told:
         told.add(text)
         print(f"jaxcoll: warning: {text}", file=sys.stderr)

@@ -1,15 +1,19 @@
-"""``compare --machine``: ours beside a machine's own collectives, as others measured them."""
+"""``compare --machine`` and ``--measured``: ours beside a machine's own collectives.
+
+As others measured them, or as one's own log says.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from jaxcoll.cli.networks import named_network
+from jaxcoll.cli.logs import collective_of
+from jaxcoll.cli.networks import collective_in, named_network
 from jaxcoll.cli.quantities import Table, print_json, size_text, time_text
 from jaxcoll.progress import working
 
@@ -53,19 +57,119 @@ def _held(machine: str, given: dict[str, Any]) -> int:
         return _as_json(held, entries) if given["as_json"] else _as_text(held, entries)
 
 
+def measured_option(command: Callable[..., int]) -> Callable[..., int]:
+    """``--measured LOG``, with which the command's answer is of the log's times."""
+
+    @functools.wraps(command)
+    def with_log(measured, **given):
+        return command(**given) if measured is None else _beside_log(measured, given)
+
+    return click.option(
+        "--measured", metavar="LOG", help="My times, as of nccl-tests: are schedules faster?"
+    )(with_log)
+
+
+# What has no meaning beside a log, whose times are of one collective of all ranks.
+_NOT_BESIDE = ("root", "groups", "helpers", "output", "workers", "execution", "model")
+
+
+def _beside_log(log: str, given: dict[str, Any]) -> int:
+    """Size, measured time and the best schedule's, each in percent of the bound."""
+    import jaxcoll as jc
+    from jaxcoll.expectation import own_times
+    from jaxcoll.synth.native import JAX_LAX
+
+    source = click.get_current_context().get_parameter_source
+    for name in _NOT_BESIDE:
+        if source(name) is not ParameterSource.DEFAULT:
+            option = "--no-helpers" if name == "helpers" else f"--{name}"
+            raise click.UsageError(f"--measured is of all ranks link by link; leave {option} out")
+    if JAX_LAX in (given["only"] or ()):
+        raise click.UsageError(f"{JAX_LAX} is what --measured has; leave it out of --only")
+    network, kinds = given["network"], given["collective"]
+    if len(kinds) > 1:
+        raise click.UsageError(f"--measured is of one collective at a time, not of {len(kinds)}")
+    said = collective_of(log)
+    kind = said if said and source("collective") is ParameterSource.DEFAULT else kinds[0]
+    sizes = None if source("size") is ParameterSource.DEFAULT else given["size"]
+    own = own_times(log, kind, network.num_ranks, sizes)
+    options = {name: given[name] for name in ("seed", "deadline")}
+    with working("making schedules") as report:
+        rows = [
+            _log_row(jc.bound(network, kind, nbytes).time, nbytes, seconds,
+                     _best(network, kind, nbytes, given["only"], progress=report, **options))
+            for nbytes, seconds in own.items()
+        ]  # fmt: skip
+    if given["as_json"]:
+        print_json({"collective": kind, "ranks": network.num_ranks, "log": log, "rows": rows})
+        return 0
+    _print_log(f"{kind} of {network.num_ranks} ranks on {network.name}", rows)
+    return 0
+
+
+def _best(network, kind: str, nbytes: int, only: Sequence[str] | None, **options: Any):
+    """The synthesizer of the fastest schedule, and its seconds; None where all names refuse."""
+    import jaxcoll as jc
+    from jaxcoll.synth.auto import chosen_by_auto
+
+    found = []
+    for name in only or ("auto",):
+        try:
+            schedule = jc.synthesize(network, kind, name, nbytes=nbytes, **options)
+        except (jc.errors.CollectiveError, jc.errors.TopologyError):
+            continue
+        label = chosen_by_auto(schedule) if name == "auto" else name
+        found.append((jc.simulate(schedule, nbytes).time, label))
+    return min(found, default=None)
+
+
+def _log_row(
+    least: float, nbytes: int, seconds: float, best: tuple[float, str] | None
+) -> dict[str, Any]:
+    """A size in numbers; percents are of the least time that the network allows, however used."""
+    row: dict[str, Any] = {"nbytes": nbytes, "bound_seconds": least, "measured_seconds": seconds,
+                           "measured_percent_of_bound": 100 * least / seconds}  # fmt: skip
+    if best is not None:
+        row |= {"best": best[1], "seconds": best[0],
+                "percent_of_bound": 100 * least / best[0] if best[0] else None,
+                "share_of_measured": best[0] / seconds}  # fmt: skip
+    return row
+
+
+def _print_log(title: str, rows: list[dict[str, Any]]) -> None:
+    click.echo(f"{title}: measured times, and schedules by their links alone")
+    table = Table((10, 12, 9, 22, 12, 9, 12))
+    table.row("size", "measured", "of bound", "best schedule", "takes", "of bound", "of measured")
+    for row in rows:
+        cells = ["-"] * 4
+        if "best" in row:
+            cells = [row["best"], time_text(row["seconds"]), _percent(row["percent_of_bound"]),
+                     f"{row['share_of_measured']:.2f}"]  # fmt: skip
+        table.row(size_text(row["nbytes"]), time_text(row["measured_seconds"]),
+                  _percent(row["measured_percent_of_bound"]), *cells)  # fmt: skip
+    if all("best" not in row for row in rows):
+        click.echo("none of --only is defined here; compare without --measured says why")
+    beyond = [row for row in rows if row["measured_seconds"] < row["bound_seconds"]]
+    if beyond:
+        click.echo(
+            f"measured faster than these links allow at {size_text(beyond[-1]['nbytes'])}: state "
+            "--bandwidth and --alpha, or fit them: jaxcoll calibrate"
+        )
+
+
+def _percent(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:.1f} %"
+
+
 def _collective(machine: str, given: dict[str, Any]) -> str:
     """The collective, which stands where NETWORK does otherwise."""
-    from jaxcoll.kinds import NAMES, meant
-
-    if given["network"] is None:
-        return given["collective"]
-    kind = meant(given["network"])
-    if kind is None:
+    name = given["network"]
+    kinds = given["collective"] if name is None else collective_in(name, "--machine")
+    if len(kinds) > 1:
         raise click.UsageError(
-            f"no collective is called {given['network'][:40]!r}, and --machine says the network; "
-            f"known: {', '.join(NAMES)}"
+            f"{machine} was measured with one collective at a time; name one, not {len(kinds)}"
         )
-    return kind.name
+    return kinds[0]
 
 
 def _as_text(held: jc.contest.Contest, entries: Iterator[jc.contest.Entry]) -> int:

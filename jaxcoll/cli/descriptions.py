@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-# Characters that are looked at: a file of SLURM's may begin with a page of comments.
-_START = 2**16
+from jaxcoll.cli.recognised import kind_of_file
+
 OPTIONS = ("gpu", "hosts", "nodes", "speeds")
 NAMED = ", ".join(f"--{name}" for name in OPTIONS[:-1]) + f" and --{OPTIONS[-1]}"
 _OF_HOSTS, _OF_CLUSTERS = ("gpu", "hosts", "speeds"), ("gpu", "nodes")
@@ -104,13 +104,7 @@ DESCRIPTIONS = {
 def description_of(path: str) -> Description | None:
     """The format of a file that begins as a description does; None for all others."""
     # A pipe or a device is left to who reads it.
-    if not os.path.isfile(path):
-        return None
-    from jaxcoll.io import kind_of
-    from jaxcoll.io.files import text_of
-
-    with open(path, "rb") as file:
-        return DESCRIPTIONS.get(kind_of(text_of(file.read(_START), "replace")))
+    return DESCRIPTIONS.get(kind_of_file(path)) if os.path.isfile(path) else None
 
 
 def described_network(
@@ -132,12 +126,14 @@ def described_network(
         ValueError: the library's refusal of the text or of a value.
     """
     from jaxcoll.io import kind_of
-    from jaxcoll.io.files import load_text
+    from jaxcoll.io.files import EMPTY, load_text
 
     text = sys.stdin.read() if path == "-" else None
     if text is not None:
         description = DESCRIPTIONS.get(kind_of(text))
     if description is None:
+        if path != "-" and os.path.isfile(path) and not os.path.getsize(path):
+            raise click.UsageError(f"{path}: {EMPTY}")
         if any(completing.values()):
             called = ", ".join(each.called for each in DESCRIPTIONS.values())
             raise click.UsageError(f"{NAMED} complete {called}; {path} is none of them")
@@ -163,6 +159,11 @@ def _given(
             raise click.UsageError(f"{called} says what it has without --{name}; leave it out")
     if "gpu" in given:
         given["gpu"] = given["gpu"].lower()
+        kind, _, count = given["gpu"].rpartition(":")
+        if kind and count.isdecimal() and "nodes" not in description.options:
+            raise click.UsageError(
+                f"{called} says how many GPUs a host has; type --gpu {kind.removeprefix('gpu:')}"
+            )
     for option, values, names in (
         ("--alpha", alpha, description.alpha),
         ("--bandwidth", bandwidth, description.bandwidth),

@@ -59,13 +59,15 @@ def doctor(network, as_json) -> int:
 
 
 def _links() -> str | None:
-    """The player of the lowering "links" by its file's name; ``None`` where it is not compiled."""
+    """The player of the lowering "links": its file, and whether it plays on GPUs; None without."""
     if not all(map(_can_import, _NEEDED)):
         return None
     from jaxcoll.execute.links import engine
 
     found = engine.compiled()
-    return None if isinstance(found, str) else found.name
+    if isinstance(found, str):
+        return None
+    return f"{found.name}{', also on GPUs' if b'jaxcoll_gpu_play' in found.read_bytes() else ''}"
 
 
 def _version(name: str) -> str | None:
@@ -139,6 +141,10 @@ def _version_lines(found: dict[str, Any]) -> list[str]:
         lines.append("kernels: no machine code; install with a C compiler for faster first answers")
     if found["links"]:
         lines.append(f"links between processes: {found['links']}, as lowering='links'")
+        if "GPU" not in found["links"]:
+            lines.append(
+                "    for GPUs too, with jaxlib 0.11 or newer: python -m jaxcoll.execute.links"
+            )
     else:
         lines.append(
             "links between processes: no player; install with a C++ compiler, or type: "

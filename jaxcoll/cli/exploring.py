@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxcoll.cli.contests import machine_option
-from jaxcoll.cli.descriptions import description_of
-from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
+from jaxcoll.cli.contests import machine_option, measured_option
+from jaxcoll.cli.descriptions import OPTIONS, description_of
+from jaxcoll.cli.files import check_network, check_target, read_schedule, write
 from jaxcoll.cli.networks import (
     NetworkName,
+    completed_network,
+    description_options,
+    link_options,
     named_network,
     network_names,
     network_options,
 )
 from jaxcoll.cli.quantities import (
-    BANDWIDTH_LIST,
     FAILURES,
     SIZE,
     SIZES,
-    TIMES,
     Table,
     after_failures,
     bandwidth_text,
@@ -39,9 +40,12 @@ from jaxcoll.cli.quantities import (
     tell,
     time_text,
 )
+from jaxcoll.cli.recognised import needs_network
 from jaxcoll.cli.schedules import (
     BUCKET,
     OF_ROOTS,
+    CollectiveNames,
+    Groups,
     Roots,
     as_json,
     collective_argument,
@@ -49,11 +53,13 @@ from jaxcoll.cli.schedules import (
     described,
     execution_option,
     group_options,
+    helpers_option,
     model_option,
     order_facts,
     order_line,
     workers_option,
 )
+from jaxcoll.cli.words import in_options
 from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 
@@ -111,8 +117,8 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 
 @click.command()
 @click.argument("what", required=False, type=NetworkName())
-@click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us.")
-@click.option("--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s.")
+@link_options
+@description_options
 @failure_options
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
@@ -142,7 +148,9 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
     if (size, execution) != (None, None) and not (output or "").lower().endswith(".html"):
         raise click.UsageError("--size and --execution are of a page; add -o page.html")
     with working("reading"):
-        obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
+        completing = {name: of_network.pop(name) for name in OPTIONS}
+        speeds = of_network.pop("alpha"), of_network.pop("bandwidth")
+        obj = _read(what, network_name, completing, speeds)
         if any(of_network.values()):
             if hasattr(obj, "collective"):
                 raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
@@ -158,14 +166,15 @@ def show(what, network_name, output, size, execution, names, as_json, **of_netwo
     return tell(as_json, {**facts, "output": output}, *lines)
 
 
-def _read(what: str, network_name: str | None, *speeds) -> Any:
+def _read(what: str, network_name: str | None, completing: dict[str, Any], speeds) -> Any:
     import jaxcoll as jc
 
     given = named_network(network_name) if network_name else None
     # A file without its network, then one with it, then a name.
     if needs_network(what):
         return read_schedule(what, given)
-    if os.path.isfile(what) and description_of(what) is None:
+    is_plain = not any(completing.values()) and description_of(what) is None
+    if os.path.isfile(what) and is_plain:
         found = jc.io.load(what)
         if not isinstance(found, jc.Topology | jc.Schedule):
             kind = type(found).__name__
@@ -173,7 +182,7 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
         if any(speeds):
             raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     else:
-        found = named_network(what, *speeds)
+        found = completed_network(what, completing, speeds)
     check_network(what, found, given)
     return found
 
@@ -291,10 +300,18 @@ class Names(click.ParamType):
 @click.command()
 @machine_option
 @network_options
-@collective_argument
+@measured_option
+@click.argument(
+    "collective", type=CollectiveNames(), default="all_reduce", metavar="[COLLECTIVE[,..]]"
+)
 @click.option("--size", type=SIZES, default=_SIZES, help="1KiB,1MiB,1GiB by default.")
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
-@click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
+@click.option(
+    "--groups", type=Groups(), metavar="RANKS", multiple=True,
+    help="That take part: 0-3/4-7; again for the next.",
+)  # fmt: skip
+@helpers_option
+@click.option("--only", type=Names(), help="Some, which say why not: ring,sccl,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @deadline_option
 @execution_option
@@ -303,12 +320,10 @@ class Names(click.ParamType):
 @workers_option
 @as_json
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
-    """All synthesizers on my network at my sizes, in time and percent of a bound.
-
-    Named by --only, they say why they do not apply, and exact searches run.
+    """All synthesizers on my network; several collectives at the same time.
 
     \b
-    jaxcoll compare torus:4x4 --size 64KiB,25MB --execution tpu
+    jaxcoll compare torus:4x4 all_gather,reduce_scatter --size 64KiB,25MB
     """
     import jaxcoll as jc
     from jaxcoll.simulation import link_model
@@ -318,56 +333,95 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     if JAX_LAX in (only or ()) and options["execution"] is None:
         raise click.UsageError(f"{JAX_LAX} is timed as a machine runs it; add --execution MACHINE")
     by = link_model(options.pop("model") or "astra")
-    table = Table((20, *(18 for _ in size)))
-    made: list[jc.comparison.Compared] = []
-    undefined: list[str] = []
+    of_ranks = [options.pop(name) for name in ("groups", "root", "helpers")]
+    whats = _collectives(network, collective, *of_ranks)
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
-            network, collective, size, synthesizers=only, path=output, executor=executor,
-            model=by, progress=report, **options,
+            network, whats, size, synthesizers=only, path=output, executor=executor, model=by,
+            progress=report, **options,
         )  # fmt: skip
-        # Rows of a synthesizer come one after the other, when it has been timed at all sizes.
-        for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
-            found = list(of_name)
-            if not as_json and not made:
-                click.echo(order_line(options["execution"]))
-                table.row("synthesizer", *(size_text(row.nbytes) for row in found))
-                table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
-            made += found
-            # A refusal takes the place of all times: at larger sizes it is not tried again.
-            refused = found[-1].refusal
-            if refused is not None and only is None:
-                undefined.append(found[0].synthesizer)
-            elif not as_json:
-                # Of names that were asked for the whole reason, so that no width is kept.
-                table.row(
-                    found[0].synthesizer, *([f"- {refused}"] if refused else map(_cell, found))
-                )
+        made = list(rows) if as_json else _printed(rows, size, order_line(options["execution"]),
+                                                   only is not None)  # fmt: skip
     # What switches that copy and add make possible; percents are of what schedules can do.
     able = by.bounded_by(network)
-    what = jc.Collective(collective, network.num_ranks, root=options["root"])
-    counted = [jc.bound(able, what, nbytes).time for nbytes in size if network.in_network]
+    counted = [
+        max(jc.bound(able, what, nbytes).time for what in whats)
+        for nbytes in size
+        if network.in_network
+    ]
     if as_json:
-        facts = {"collective": collective, "ranks": network.num_ranks}
+        kinds = [what.kind for what in whats]
+        facts = {"collective": kinds[0] if len(kinds) == 1 else kinds, "ranks": network.num_ranks}
         facts |= {**order_facts(options["execution"]), "rows": list(_rows(made))}
         print_json(facts | ({"in_network_bound_seconds": counted} if counted else {}))
         return 0
     if counted:
-        table.row("(in the network)", *(f"{time_text(seconds)}        " for seconds in counted))
+        _table_of(size).row(
+            "(in the network)", *(f"{time_text(seconds)}        " for seconds in counted)
+        )
         click.echo(f"of the switches, {network.in_network}: counted {_UNUSED}")
+    undefined = dict.fromkeys(row.synthesizer for row in made if row.refusal and only is None)
     if undefined:
         click.echo(f"not defined here (--only NAME says why): {', '.join(undefined)}")
-    for line in _fastest(made, size):
+    for line in _fastest(made, size, whats):
         click.echo(line)
     return 0
 
 
-def _fastest(made: Iterable[jc.comparison.Compared], sizes: Sequence[float]) -> Iterator[str]:
+def _collectives(network, kinds: Sequence[str], groups, root, helpers) -> list[jc.Collective]:
+    """Each kind with its groups: the only ones are those of all, and several those of the only."""
+    import jaxcoll as jc
+
+    count = max(len(kinds), len(groups))
+    for what, given in (("collectives", len(kinds)), ("--groups", len(groups))):
+        if given not in (0, 1, count):
+            raise click.UsageError(
+                f"{given} {what} for {count}; give one for all of them, or one for each"
+            )
+    kinds = [*kinds] * (count // len(kinds))
+    of_ranks = [*groups] * (count // len(groups)) if groups else [None] * count
+    return [
+        jc.Collective(kind, network.num_ranks, 1, each, root, None, helpers)  # type: ignore[arg-type]
+        for kind, each in zip(kinds, of_ranks, strict=True)
+    ]
+
+
+def _table_of(sizes: Sequence[float]) -> Table:
+    return Table((20, *(18 for _ in sizes)))
+
+
+def _printed(
+    rows: Iterable[jc.comparison.Compared], sizes: Sequence[float], order: str, with_reasons: bool
+) -> list[jc.comparison.Compared]:
+    """The rows, each synthesizer's printed as soon as it has been timed at all sizes."""
+    table, made = _table_of(sizes), []
+    for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
+        found = list(of_name)
+        if not made:
+            click.echo(order)
+            table.row("synthesizer", *(size_text(row.nbytes) for row in found))
+            table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
+        made += found
+        # A refusal takes the place of all times: at larger sizes it is not tried again. Of names
+        # that were asked for the whole reason stands there, so that no width is kept.
+        refused = _refusal(found[-1])
+        if refused is None or with_reasons:
+            table.row(found[0].synthesizer, *([f"- {refused}"] if refused else map(_cell, found)))
+    return made
+
+
+def _fastest(
+    made: Iterable[jc.comparison.Compared], sizes: Sequence[float], whats: Sequence[jc.Collective]
+) -> Iterator[str]:
     for nbytes in sizes:
         timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
         if timed:
             best = min(timed, key=lambda row: row.seconds or 0.0)
             yield f"fastest at {size_text(nbytes)}: {best.synthesizer}, {_cell(best)}"
+            if best.slowdown is not None:
+                costs = (f"{what.kind} {times:.2f}" for what, times in
+                         zip(whats, best.slowdown, strict=True))  # fmt: skip
+                yield f"    beside each other, of their times alone: {', '.join(costs)}"
 
 
 def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
@@ -375,7 +429,7 @@ def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
     for name, rows in itertools.groupby(made, lambda row: row.synthesizer):
         for row in rows:
             if row.refusal is not None:
-                yield {"synthesizer": name, "refused": row.refusal}
+                yield {"synthesizer": name, "refused": _refusal(row)}
                 break
             yield {
                 "synthesizer": name,
@@ -383,7 +437,14 @@ def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
                 "seconds": row.seconds,
                 "algbw": row.algbw,
                 "percent_of_bound": row.percent_of_bound,
+                **({} if row.slowdown is None else {"slowdown": list(row.slowdown)}),
             }
+
+
+def _refusal(row: jc.comparison.Compared) -> str | None:
+    """Why a synthesizer does not apply, in the words of the command line."""
+    command = click.get_current_context().command
+    return None if row.refusal is None else in_options(row.refusal, command)
 
 
 def _cell(row: jc.comparison.Compared) -> str:
@@ -484,6 +545,7 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
         raise click.UsageError(f"{network.name} has one rank, with nothing to send")
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
+    _check_fed(network, backend)
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -512,6 +574,23 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
         for inside in told:
             click.echo(f"\n{inside}")
     return 0
+
+
+def _check_fed(network, backend: str) -> None:
+    """That the links are none that a CPU cannot feed: it would be charged for its copies alone.
+
+    Raises:
+        click.UsageError: they carry more than it copies.
+    """
+    from jaxcoll.simulation.execution_costs import costs_of
+
+    costs, fastest = costs_of(backend), float(network.bandwidth.max())
+    if costs is not None and costs.backend == "cpu" and fastest * costs.copied > 1:
+        raise click.UsageError(
+            f"--backend {backend} is of CPUs, which copy {bandwidth_text(1 / costs.copied)}, and "
+            f"links of {network.name} carry {bandwidth_text(fastest)}; type --backend gpu, or the "
+            "--bandwidth between the processes"
+        )
 
 
 def _echo_tables(rows: Sequence[dict[str, Any]], backend: str) -> None:

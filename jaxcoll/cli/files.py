@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.networks import is_name
+from jaxcoll.cli.recognised import is_trace, needs_network
 
 # By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
@@ -18,7 +19,8 @@ FORMATS = {
 }  # fmt: skip
 # What each holds, where it is not schedules alone.
 _HOLDS = {
-    "json": "anything", "sccl": "networks and schedules", "graphml": "networks", "gexf": "networks",
+    "json": "networks, schedules, rules and times", "sccl": "networks and schedules",
+    "graphml": "networks", "gexf": "networks",
     "nccl-conf": "rules of NCCL's tuner", "ncclx": "rules of NCCL's tuner", "csv": "measured times",
 }  # fmt: skip
 
@@ -87,44 +89,18 @@ def check_network(path: str, found: Any, network: Any) -> None:
     Raises:
         click.UsageError: it is another.
     """
+    import jaxcoll as jc
+
     own = getattr(found, "topology", found)
+    if network is not None and not isinstance(own, jc.Topology):
+        raise click.UsageError(
+            f"{path} holds {kind_of(found)}s, which are of no network; leave --network out"
+        )
     if network is not None and not network.has_links_of(own):
         raise click.UsageError(
             f"{path} is of {own.name or 'a network of its own'}, not of {network.name}; leave "
             "--network out"
         )
-
-
-def needs_network(path: str) -> str:
-    """The kind of a file or folder whose format does not name its network; empty for others."""
-    if os.path.isdir(path):
-        return "a folder, read as a schedule on disk"
-    if not os.path.isfile(path):
-        return ""
-    if is_trace(path):
-        return "a trace of Chakra's"
-    from jaxcoll.io import ON_NETWORK
-
-    return ON_NETWORK.get(_kind(path), "")
-
-
-def is_taccl(path: str) -> bool:
-    """Whether a file begins as a topology of TACCL does."""
-    return os.path.isfile(path) and _kind(path) == "taccl"
-
-
-def _kind(path: str) -> str:
-    from jaxcoll.io import kind_of
-    from jaxcoll.io.files import text_of
-
-    with open(path, "rb") as file:
-        # A character may be cut at the end.
-        return kind_of(text_of(file.read(4096), "replace"))
-
-
-def is_trace(path: str) -> bool:
-    """Whether a file is the first of Chakra's traces, ``PREFIX.0.et``."""
-    return path.endswith(".0.et") and os.path.isfile(path)
 
 
 def format_of(path: str, wanted: str | None) -> str:
@@ -226,9 +202,9 @@ def _check_held(obj: Any, form: str) -> None:
     kinds = {"networks": jc.Topology, "measured times": jc.io.timings.Timings}
     what = _HOLDS.get(form, "schedules")
     held = {
-        "anything": True,
+        "networks, schedules, rules and times": kind_of(obj) != "table",
         "networks and schedules": isinstance(obj, (jc.Topology, jc.Schedule)),
-        "rules of NCCL's tuner": isinstance(obj, tuple),
+        "rules of NCCL's tuner": kind_of(obj) == "rule",
         "schedules": isinstance(obj, jc.Schedule),
     }.get(what, isinstance(obj, kinds.get(what, ())))
     if not held:
@@ -239,8 +215,13 @@ def _check_held(obj: Any, form: str) -> None:
 
 def kind_of(obj: Any) -> str:
     """The name of an object in messages."""
-    names = {"Topology": "network", "tuple": "rule", "Timings": "time", "TreeFlow": "tree"}
+    from jaxcoll.io.nccl.conf import NcclRule
+
+    names = {"Topology": "network", "Timings": "time", "TreeFlow": "tree"}
     name = type(obj).__name__
+    if isinstance(obj, tuple):
+        # Of MultiTree's tables one is read for each rank.
+        return "rule" if obj and all(isinstance(each, NcclRule) for each in obj) else "table"
     return names.get(name, name.lower())
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from jaxcoll.cli.descriptions import NAMED
 from jaxcoll.cli.files import check_target
-from jaxcoll.cli.networks import NetworkName, named_network
+from jaxcoll.cli.logs import collective_of
+from jaxcoll.cli.networks import NetworkName, completed_network, description_options
 from jaxcoll.cli.quantities import SIZES, print_json, size_text, tell, time_text
 from jaxcoll.cli.schedules import as_json, collective_argument
 from jaxcoll.kinds import meant
@@ -128,8 +130,9 @@ def _tell(as_json: bool, tables: list[dict], lines: list[str], facts: dict[str, 
 @click.option("--size", type=SIZES, help="25MB,1GB; those of the log, or 1MiB,32MiB,1GiB.")
 @click.option("--log", metavar="FILE", help="My own times, of nccl-tests or others.")
 @click.option("--plot", metavar="FILE", help="Also draw the times: FILE.png, .svg or .pdf.")
+@description_options
 @as_json
-def expect(network, collective, size, log, plot, as_json) -> int:
+def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     """What my machine should reach: as others measured it, by the model, and at best.
 
     NETWORK is a measured machine (jaxcoll measured lists them; gb200-rack:36 is a part of one) or
@@ -151,11 +154,13 @@ def expect(network, collective, size, log, plot, as_json) -> int:
     if log is not None and network is not None and (kind := meant(network)) is not None:
         network, collective = None, kind.name
     elif log is not None:
-        said, source = _collective_of(log), click.get_current_context().get_parameter_source
+        said, source = collective_of(log), click.get_current_context().get_parameter_source
         if said is None and source("collective") is ParameterSource.DEFAULT:
             raise click.UsageError(f"{log} does not say of which collective it is; name it")
         collective = said or collective if network is None else collective
-    built = named_network(network) if network is not None else _network_of(str(log))
+    if network is None and any(completing.values()):
+        raise click.UsageError(f"{NAMED} complete a FILE of a network; name that, too")
+    built = completed_network(network, completing) if network is not None else _network_of(str(log))
     with working("looking up what was measured"):
         found = jc.expect(built, collective, size, log=log)
     if plot is not None:
@@ -203,17 +208,6 @@ def _network_of(log: str):
 
     machine, ranks = load_text(log, jc.measured.machine_of_log)
     return machine.topology(ranks)
-
-
-def _collective_of(log: str) -> str | None:
-    """The collective that a log says it is of; None where it says none, or several."""
-    import jaxcoll as jc
-
-    try:
-        kinds = {row.collective for row in jc.io.timings.load(log).rows}
-    except jc.errors.FormatError:
-        return None
-    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _size_lines(row) -> list[str]:

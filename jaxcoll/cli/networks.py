@@ -19,6 +19,7 @@ import click
 
 from jaxcoll.cli.descriptions import NAMED, OPTIONS, described_network, description_of
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
+from jaxcoll.cli.recognised import needs_network
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
 
@@ -279,6 +280,10 @@ def _of_file(path: str, speeds: Speeds):
         return described_network(path, description, {}, speeds)
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+    if os.path.isfile(path) and (kind := needs_network(path)):
+        raise click.UsageError(
+            f"{path} is {kind}, which does not name the network; give that, as torus:4x4"
+        )
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
@@ -313,27 +318,14 @@ def network_options(command: Any) -> Any:
         completing = {name: others.pop(name) for name in OPTIONS}
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
-            from jaxcoll.kinds import NAMES, meant
-
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            kind = meant(network)
-            if kind is None:
-                raise click.UsageError(
-                    f"no collective is called {network[:40]!r}, and --from says the network; "
-                    f"known: {', '.join(NAMES)}"
-                )
-            others["collective"] = kind.name
-        # A file that stands where a name does is completed by the same options.
-        if table is None and network and os.path.isfile(network) and not is_name(network):
-            table, network = network, None
-        if table is None and any(completing.values()):
-            raise click.UsageError(f"{NAMED} complete a FILE; they belong to --from FILE")
+            others["collective"] = collective_in(network, "--from")
         with working("building the network"):
             if table is not None:
                 built = network_from(table, completing, speeds)
             elif network is not None:
-                built = named_network(network, *speeds)
+                built = completed_network(network, completing, speeds)
             else:
                 raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
             built = after_failures(built, without, slow, in_network)
@@ -349,15 +341,43 @@ def network_options(command: Any) -> Any:
             "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's, others; or -.",
         ),
         failure_options,
+        link_options,
+        click.argument("network", type=NetworkName(), required=False),
+    ):  # fmt: skip
+        made = decorate(made)
+    return made
+
+
+def collective_in(text: str, option: str) -> Any:
+    """The collective that stands where NETWORK does otherwise, as the command reads it.
+
+    Raises:
+        click.UsageError: none is called so; ``option`` says the network.
+    """
+    context = click.get_current_context()
+    reader = next(each.type for each in context.command.params if each.name == "collective")
+    try:
+        return reader.convert(text, None, context)
+    except click.BadParameter:
+        from jaxcoll.kinds import NAMES
+
+        raise click.UsageError(
+            f"no collective is called {text[:40]!r}, and {option} says the network; known: "
+            f"{', '.join(NAMES)}"
+        ) from None
+
+
+def link_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that state links."""
+    for decorate in (
         click.option(
             "--bandwidth", type=BANDWIDTH_LIST, default=(),
             help="Of links: 50GB/s; by dimension or level as A,B.",
         ),
         click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us."),
-        click.argument("network", type=NetworkName(), required=False),
     ):  # fmt: skip
-        made = decorate(made)
-    return made
+        command = decorate(command)
+    return command
 
 
 def description_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -371,6 +391,17 @@ def description_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):  # fmt: skip
         command = decorate(command)
     return command
+
+
+def completed_network(text: str, completing: dict[str, Any], speeds: Speeds = ((), ())):
+    """The network of a name or file; options that complete a description are of files."""
+    if os.path.isfile(text) and not is_name(text):
+        return network_from(text, completing, speeds)
+    if any(completing.values()):
+        if is_name(text) or not text.endswith((".txt", ".xml", ".conf", ".yaml", ".json")):
+            raise click.UsageError(f"{NAMED} complete a FILE, and {shown(text)} is none")
+        raise click.UsageError(f"{text}: No such file or directory")
+    return named_network(text, *speeds)
 
 
 def network_from(path: str, completing: dict[str, Any], speeds: Speeds):

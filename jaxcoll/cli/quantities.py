@@ -31,7 +31,7 @@ _BINARY = {f"{letter}I": 2 ** (10 * (i + 1)) for i, letter in enumerate("KMGT")}
 _PREFIXES = {"": 1, **_DECIMAL, **_BINARY}
 
 # What may have been left out behind a prefix.
-_ENDS = ("iB", "B", "B/s", "b/s", "s")
+_ENDS = ("iB", "B", "B/s", "b/s", "s", "in")
 # Of the letters only the b tells by its case. The groups are the prefix, bytes or bits, "/s".
 _DATA = re.compile(r"((?:[KMGT]I?)?)(B|BITS?)(/S|PS)?", re.I)
 # As a careful writer has them: with these nothing else can be meant.
@@ -42,11 +42,16 @@ _TIMES = {
     "us": Fraction(1, 10**6),
     "ns": Fraction(1, 10**9),
 }
+_DURATIONS = {**_TIMES, "min": Fraction(60), "h": Fraction(3600)}
 
 
 def _seconds(unit: str) -> Fraction | None:
     # The micro sign and the Greek letter, which look the same.
     return _TIMES.get(unit.replace("\u00b5", "u").replace("\u03bc", "u").lower())
+
+
+def _duration(unit: str) -> Fraction | None:
+    return _DURATIONS.get(unit.lower()) or _seconds(unit)
 
 
 def _bytes(unit: str) -> Fraction | None:
@@ -170,6 +175,11 @@ BANDWIDTH = Quantity(
     "bandwidth", _bytes_per_second, lambda number: f"{_exactly(number, _RATES, ' ')} per link",
     "50GB/s (bytes: GB/s, GBps, GiB/s) or 400Gbit/s (bits: Gb/s, Gbps, Gbit/s, Gibit/s), with K, "
     "M, G, T or nothing before", zero=False,
+)  # fmt: skip
+# Of work, which takes minutes too.
+DURATION = Quantity(
+    "time", _duration, lambda number: _exactly(number, _TIMES, " "),
+    "10s, 2min or a number of seconds, in s, ms, min or h", zero=False,
 )  # fmt: skip
 SIZES, TIMES, BANDWIDTH_LIST = Quantities(SIZE), Quantities(TIME), Quantities(BANDWIDTH)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,9 +16,7 @@ from jaxcoll.cli.files import (
     FORMATS,
     check_network,
     check_target,
-    is_taccl,
     kind_of,
-    needs_network,
     open_schedule,
     read_schedule,
     refuse_network,
@@ -26,11 +25,13 @@ from jaxcoll.cli.files import (
 from jaxcoll.cli.networks import (
     NetworkName,
     description_options,
+    link_options,
     named_network,
     network_options,
 )
 from jaxcoll.cli.objects import load_object
 from jaxcoll.cli.quantities import (
+    DURATION,
     FAILURES,
     SIZE,
     SIZES,
@@ -45,6 +46,7 @@ from jaxcoll.cli.quantities import (
     tell,
     time_text,
 )
+from jaxcoll.cli.recognised import is_taccl, needs_network
 from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.kinds import NAMES as KINDS
 from jaxcoll.kinds import meant
@@ -58,9 +60,9 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 deadline_option = click.option(
     "--deadline",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="Take what is found by then.",
+    type=DURATION,
+    metavar="TIME",
+    help="Take what is found by then: 10s, 2min.",
 )
 execution_option = click.option(
     "--execution", metavar="MACHINE",
@@ -139,6 +141,21 @@ collective_argument = click.argument(
 )
 
 
+class CollectiveNames(click.ParamType):
+    """Kinds of collectives that run at the same time, separated by commas."""
+
+    name = "collectives"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        if not isinstance(value, str):
+            return value
+        return tuple(CollectiveName().convert(part.strip(), param, ctx)
+                     for part in value.split(","))  # fmt: skip
+
+    def shell_complete(self, ctx, param, incomplete):
+        return CollectiveName().shell_complete(ctx, param, incomplete)
+
+
 OF_ROOTS = "Of broadcast and such; of reduce_to_some as 0,3."
 
 
@@ -177,20 +194,18 @@ class Groups(click.ParamType):
         return tuple(ranks)
 
 
+helpers_option = click.option(
+    "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
+    help="Nobody outside a group forwards for it.",
+)  # fmt: skip
+
+
 def group_options(command):
     """``--groups`` and ``--no-helpers``, of which ``helpers`` is the argument."""
-    for option in (
-        click.option(
-            "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
-            help="Nobody outside a group forwards for it.",
-        ),
-        click.option(
-            "--groups", type=Groups(), metavar="RANKS",
-            help="That take part: 0-2,5; several: 0-3/4-7.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    of_groups = click.option(
+        "--groups", type=Groups(), metavar="RANKS", help="That take part: 0-2,5; several: 0-3/4-7."
+    )
+    return of_groups(helpers_option(command))
 
 
 class SynthesizerName(click.ParamType):
@@ -383,7 +398,8 @@ def verify(schedule, network_name, as_json) -> int:
         return 1
     what = read.collective
     facts = {"proved": True, "collective": what.kind, "ranks": what.num_ranks}
-    text = f"proved: every rank of {what.num_ranks} ends with exactly what {what.kind} asks for"
+    whose = f"{what.num_ranks}" if not what.is_grouped else _over(what)
+    text = f"proved: every rank of {whose} ends with exactly what {what.kind} asks for"
     return tell(as_json, facts, text)
 
 
@@ -493,6 +509,7 @@ def _together(names, schedules, sizes, model, as_json) -> list[dict[str, Any]]:
 @click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX and of times.")
 @click.option("--collective", type=CollectiveName(), metavar="NAME", help="Of times.")
 @_network_of_file
+@link_options
 @description_options
 @failure_options
 @as_json
@@ -509,13 +526,14 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     """
     form = check_target(target, form, as_json=as_json) or "json"
     completing = {name: options.pop(name) for name in OPTIONS}
+    speeds = options.pop("alpha"), options.pop("bandwidth")
     of_times = {"ranks": ranks, "collective": options.pop("collective")}
     with working(f"converting {source}"):
         description = description_of(source)
         if description is not None or any(completing.values()):
-            obj = described_network(source, description, completing)
+            obj = described_network(source, description, completing, speeds)
         else:
-            obj = _source(source, network_name, size, of_times)
+            obj = _source(source, network_name, size, of_times, speeds)
         # Of networks, which all that has no wires refuses.
         if any(options.values()):
             if kind_of(obj) != "network":
@@ -528,12 +546,24 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
     return tell(as_json, facts, f"{kind_of(obj)} written to {target}")
 
 
-def _source(source: str, network_name: str | None, nbytes: int | None, of_times: dict[str, Any]):
+def _source(
+    source: str,
+    network_name: str | None,
+    nbytes: int | None,
+    of_times: dict[str, Any],
+    speeds: tuple[Sequence[float], Sequence[float]],
+):
     import os
 
     import jaxcoll as jc
     from jaxcoll.io.files import load_text
 
+    if not os.path.exists(source):
+        found = named_network(source, *speeds)
+        check_network(source, found, _network(network_name))
+        return found
+    if any(speeds):
+        raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     if needs_network(source):
         return read_schedule(source, _network(network_name))
     # Its times are of a size of message, so no reader without one takes it.
@@ -544,7 +574,7 @@ def _source(source: str, network_name: str | None, nbytes: int | None, of_times:
                 "--size, as in --size 1MB"
             )
         return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))
-    found = jc.io.load(source, **of_times) if os.path.exists(source) else named_network(source)
+    found = jc.io.load(source, **of_times)
     check_network(source, found, _network(network_name))
     return found
 

@@ -84,8 +84,9 @@ class Verdict:
         best: the synthesizer whose schedule is the fastest; None where there is none.
         seconds: of that schedule; None where there is none.
         factor: within which these seconds are taken to be right.
-        bound_seconds: what no schedule can beat by the links' data sheet.
-        floor_seconds: what nothing can beat by it, switches that copy and add counted.
+        bound_seconds: what no schedule can beat by the machine's data sheet.
+        floor_seconds: what nothing can beat on the links that are known, switches that copy and
+            add counted.
         forced: the fastest algorithm that was forced there, where it is faster than its own.
     """
 
@@ -289,9 +290,12 @@ def contest(
         None if mine is None else _forced(machine, kind, n, nbytes, mine.seconds)
         for nbytes, mine in zip(counts, own, strict=True)
     ]
-    least = tuple(bound(topology.forwarding_only(), what, nbytes).time for nbytes in counts)
+    plain = topology.forwarding_only()
+    least = tuple(machine.least_seconds(plain, what, nbytes) for nbytes in counts)
     floors = least
-    if topology.in_network:
+    # What the links that are known can do, also where the machine has others: there prices of
+    # schedules, which are of these links, say nothing.
+    if topology.in_network or machine.node is not None:
         floors = tuple(bound(topology, what, nbytes).time for nbytes in counts)
     price = price_of(machine, topology)
     return Contest(machine, topology, what, counts, tuple(own), tuple(forced), least, floors, price)

@@ -21,7 +21,9 @@ from jaxcoll.execute.functions import (
     psum,
     psum_scatter,
 )
+from jaxcoll.execute.invariant_sums import invariant_sum
 from jaxcoll.execute.links.probe import Probe
+from jaxcoll.execute.ragged import ragged_all_to_all
 from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatter
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "compiler_options",
     "explain_choice",
     "gather",
+    "invariant_sum",
     "pbroadcast",
     "pmax",
     "pmean",
@@ -42,6 +45,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "ragged_all_to_all",
     "reduce",
     "scatter",
     "use_topology",

@@ -34,6 +34,7 @@ from jaxcoll.execute.choice.cheapest import cheapest, scheduled
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.layout import Axes, at_least, is_same
+from jaxcoll.execute.lowerings.unequal import Unequal
 from jaxcoll.execute.primitives import Native
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
@@ -153,10 +154,10 @@ class RunBy:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A collective with all but its operand."""
+    """A collective with all but its operand; ``Unequal`` blocks are those of ``axes``."""
 
     kind: str
-    choice: Choice
+    choice: Choice | Unequal
     axes: Axes
     groups: Groups = None
     root: int | None = None
@@ -215,20 +216,20 @@ class Call:
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
             return self.run_as_it_says(x)
-        place = self._place(x)
+        place = self.place(x)
         return choices.run(self._task(x, place), x, RunBy(self, place))
 
     def run_as_it_says(self, x: jax.Array) -> jax.Array:
         """Run by the schedule that the call names, or by the default."""
         axes, chosen = self.chosen(x)
-        is_scheduled = isinstance(chosen, Schedule)
-        op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
+        is_native = isinstance(chosen, Native)
+        op = "fixed_sum" if self.is_fixed and not is_native else self.op
         # That of jax.lax is for its transpose.
-        runs = chosen if is_scheduled or chosen.transposed is None else chosen.transposed
+        runs = chosen.transposed or chosen if is_native else chosen
         lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
         return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
 
-    def _place(self, x: jax.Array) -> stated.Place:
+    def place(self, x: jax.Array) -> stated.Place:
         """The collective on the network that is stated or known."""
         groups, kind, op = checked_groups(self.groups, self.axes), self.kind, self.op
         # Only where the lowering is the player's is a schedule timed as it plays it.
@@ -236,11 +237,13 @@ class Call:
         has_links = may_play and stated.may_play(self.axes, x.dtype, kind, op)
         return stated.place(kind, self.axes, groups, self.root, has_links)
 
-    def chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
+    def chosen(self, x: jax.Array) -> tuple[Axes, primitives.Runs]:
         """The axes, and the schedule that runs over them unless a configuration names another."""
         chosen = self._cheapest(x)
         if isinstance(chosen, Native):
             return self.axes, dataclasses.replace(chosen, transposed=self._transposed(x))
+        if isinstance(self.choice, Unequal):
+            return self.axes, self.choice
         return dataclasses.replace(self, choice=chosen or self.choice).resolve(x)
 
     def _transposed(self, x: jax.Array) -> Schedule | None:
@@ -293,7 +296,7 @@ class Call:
         if self.is_fixed and choice in (None, "auto"):
             choice = Halving()
         if choice is None or isinstance(choice, (str, Synthesizer)):
-            choice = on_network(choice, self._place(x), nbytes)
+            choice = on_network(choice, self.place(x), nbytes)
         if isinstance(choice, Schedule) and groups is None and self.root is None:
             # A schedule of all ranks of the mesh, whose groups are those along the axes, runs over
             # the whole mesh; where both fit, the axes alone are meant.
@@ -303,7 +306,7 @@ class Call:
             if not is_along and frozenset(choice.collective.groups) == mesh.groups():
                 axes = mesh
             groups = choice.collective.groups if axes.names != axes.over else None
-        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
+        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)  # type: ignore[arg-type]
         if self.is_fixed:
             fixed_order.check_fixed(chosen)
         return axes, chosen

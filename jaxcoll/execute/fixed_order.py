@@ -26,20 +26,31 @@ from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.schedules import sum_orders
 
-FIXED = "fixed"
+FIXED, INVARIANT = "fixed", "invariant"
 
 
 def is_fixed(order: str | None) -> bool:
     """Whether ``order=`` asks for a fixed order.
 
     Raises:
-        CollectiveError: it is something else than "fixed" or ``None``.
+        CollectiveError: it is something else than "fixed", "invariant" or ``None``.
     """
-    if order is not None and order != FIXED:
+    if order not in (None, FIXED, INVARIANT):
         raise CollectiveError(
-            f"order= is 'fixed', for sums in one order of addition, or None; got {order!r}"
+            "order= is 'fixed', for sums in one order of addition, 'invariant', for sums that no "
+            f"order and no number of ranks changes, or None; got {order!r}"
         )
     return order == FIXED
+
+
+def is_invariant(order: str | None) -> bool:
+    """Whether ``order=`` asks for sums that no order and no number of ranks changes.
+
+    Raises:
+        CollectiveError: as ``is_fixed``.
+    """
+    is_fixed(order)
+    return order == INVARIANT
 
 
 def is_fixed_by_lax() -> bool:

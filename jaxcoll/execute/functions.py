@@ -14,7 +14,12 @@ add these keywords:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
   Leaves of another kind than that are added in their own.
 - ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
-  size of the buffer or an element's place in it (``execute.fixed_order``); ``None`` for any order.
+  size of the buffer or an element's place in it (``execute.fixed_order``); "invariant" for sums
+  that do not depend on the schedule and the number of ranks either, at 2.25 times the bytes
+  (``execute.invariant``); ``None`` for any order.
+- ``wire_dtype`` (sums, ``all_gather``, ``all_to_all``): what floats are rounded to on the way, for
+  fewer bytes: bfloat16, float8_e4m3fn, or another wire (``execute.wires``); sums are an all_to_all
+  and an all_gather then (``execute.encoded``), in ``accum_dtype``, float32 by default.
 
 Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` where that is
 cheapest: always, unless a table of tuning is in use or a network is known. So are three kinds of
@@ -35,7 +40,9 @@ Those with a root stand in ``rooted``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -63,7 +70,10 @@ from jaxcoll.execute.calls import (
     vary,
 )
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.layout import divide, merge, move, sharded_as
+from jaxcoll.execute.encoded import EncodedCall, check_operands, check_order
+from jaxcoll.execute.invariant_sums import InvariantCall, check_leaves
+from jaxcoll.execute.layout import Axes, divide, merge, move, sharded_as
+from jaxcoll.execute.wires import wire_of
 from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums
@@ -78,6 +88,7 @@ def psum(
     lowering: str = "auto",
     accum_dtype=None,
     order: str | None = None,
+    wire_dtype=None,
 ):
     """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
 
@@ -87,12 +98,19 @@ def psum(
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
         order: with "fixed" a schedule must have one order of addition
-            (``jaxcoll.simulation.sum_orders``).
+            (``jaxcoll.simulation.sum_orders``); with "invariant" any will do.
+        wire_dtype: each contribution is rounded once, and then their sum, so the error of an
+            element is at most the sum of ``bound`` of the wire for both, whatever the number of
+            ranks. For float8_e4m3fn that is a 16th of the sum of their magnitudes and a 16th of
+            the result; for ``Int8`` a 126th of the largest of each block of 128. A NaN or Inf
+            makes the whole block NaN, on all ranks. ``schedule`` is one of all_to_all or
+            all_gather then, or serves both.
 
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
     """
-    return _reduced("sum", x, axis_name, axis_index_groups, schedule, lowering, accum_dtype, order)
+    how = _How(schedule, lowering, accum_dtype, order, wire_dtype)
+    return _reduced("sum", x, axis_name, axis_index_groups, how)
 
 
 def pmean(
@@ -104,9 +122,11 @@ def pmean(
     lowering: str = "auto",
     accum_dtype=None,
     order: str | None = None,
+    wire_dtype=None,
 ):
     """The mean over the ranks of an axis, on all of them. See ``psum`` and ``jax.lax.pmean``."""
-    total = _reduced("sum", x, axis_name, axis_index_groups, schedule, lowering, accum_dtype, order)
+    how = _How(schedule, lowering, accum_dtype, order, wire_dtype)
+    total = _reduced("sum", x, axis_name, axis_index_groups, how)
     size = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     mean = jax.tree.map(lambda v: v / size, total)
     # Merged with a sum that uses it, the quotient would not be rounded; by a power of two it is
@@ -136,7 +156,7 @@ def pmax(
         x: a pytree of arrays of any shape.
         schedule: as for ``psum``.
     """
-    return _reduced("max", x, axis_name, axis_index_groups, schedule, lowering)
+    return _reduced("max", x, axis_name, axis_index_groups, _How(schedule, lowering))
 
 
 def pmin(
@@ -148,13 +168,69 @@ def pmin(
     lowering: str = "auto",
 ):
     """The minimum over the ranks of an axis, on all of them. See ``pmax`` and ``jax.lax.pmin``."""
-    return _reduced("min", x, axis_name, axis_index_groups, schedule, lowering)
+    return _reduced("min", x, axis_name, axis_index_groups, _How(schedule, lowering))
 
 
-def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, order=None):
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """How a call runs: its keywords, checked.
+
+    Attributes:
+        schedule, lowering, accum_dtype, order, wire_dtype: as given.
+    """
+
+    schedule: Choice
+    lowering: str
+    accum_dtype: Any = None
+    order: str | None = None
+    wire_dtype: Any = None
+
+    def __post_init__(self) -> None:
+        check_order(self.order, self.wire_dtype)
+
+    def call(self, kind: str, axes: Axes, groups: Groups, op: str = "sum", invarying: bool = False):
+        """A collective with all but its operand."""
+        if self.wire_dtype is not None:
+            wire, typed = wire_of(self.wire_dtype), (self.lowering, invarying, self.accum_dtype)
+            return EncodedCall(kind, self.schedule, axes, groups, wire, *typed)
+        if fixed_order.is_invariant(self.order):
+            return self.invariant(axes.names, groups)
+        is_fixed = fixed_order.is_fixed(self.order)
+        typed = (self.lowering, invarying, self.accum_dtype)
+        return Call(kind, self.schedule, axes, groups, None, *typed, op, is_fixed)
+
+    def invariant(self, names: tuple[str, ...], groups: Groups) -> InvariantCall:
+        """Sums that do not depend on the number of ranks."""
+        return InvariantCall(names, groups, self.schedule, self.lowering, self.accum_dtype)
+
+    def scattered_on_one_device(
+        self, leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled
+    ):
+        """The sum in an order as psum takes it, bit for bit, and of it this rank's part."""
+        # Ranks share a device: no bytes are sent for nothing.
+        if fixed_order.is_fixed(self.order):
+            whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
+        else:
+            plain = dataclasses.replace(self, accum_dtype=None)
+            whole = _reduced("sum", leaf, axis_name, axis_index_groups, plain)
+        ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+        size = leaf.shape[scatter_dimension] // ranks if tiled else 1
+        part = lax.dynamic_slice_in_dim(whole, index * size, size, scatter_dimension)
+        return part if tiled else lax.squeeze(part, (scatter_dimension,))
+
+    def check(self, leaves: list, function: str) -> None:
+        """Refuse operands, without constants, that cannot be sent or added so."""
+        check_accumulates(self.accum_dtype, leaves, function)
+        if fixed_order.is_invariant(self.order):
+            check_leaves(leaves, function)
+        if self.wire_dtype is not None:
+            wire_of(self.wire_dtype)
+            check_operands(leaves, function)
+
+
+def _reduced(op: str, x, axis_name: AxisName, groups: Groups, how: _How):
     """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
-    is_fixed = fixed_order.is_fixed(order)
-    names = opened(axis_name, groups, schedule, lowering)
+    names = opened(axis_name, groups, how.schedule, how.lowering)
     leaves, structure = jax.tree.flatten(x)
     kept = list(range(len(leaves)))
     if op == "sum":
@@ -162,34 +238,37 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         # The sum of a constant is one, n times itself: jax.lax returns Python numbers for such,
         # which programs use as static sizes (lax.psum(1, axis_name)), whatever stands beside them.
         kept = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax_internals.Tracer)]
-    check_accumulates(accum_dtype, [leaves[i] for i in kept], f"p{op}")
+    how.check([leaves[i] for i in kept], f"p{op}")
     if not names:  # over no axes there is one rank, as for jax.lax
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
     for i in sorted(set(range(len(leaves))) - set(kept)):
         leaves[i] = handed(leaves[i])
+    if fixed_order.is_invariant(how.order):
+        own = [array(leaves[i], f"p{op}")[None] for i in kept]
+        for i, total in zip(kept, how.invariant(names, groups).psum(own), strict=True):
+            leaves[i] = total
+        return jax.tree.unflatten(structure, leaves)
     if is_handed_on(names, [leaves[i] for i in kept]):
-        if is_fixed:
+        if fixed_order.is_fixed(how.order):
             handed = _fixed_on_one_device(leaves, axis_name, groups)
-        sums = accumulated(handed, [leaves[i] for i in kept], accum_dtype, f"p{op}")
+        sums = accumulated(handed, [leaves[i] for i in kept], how.accum_dtype, f"p{op}")
         for i, total in zip(kept, sums, strict=True):
             leaves[i] = total
         return jax.tree.unflatten(structure, leaves)
     axes = axes_of(names)
     # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
     invarying = jax_internals.checks_vma() and (groups is None or op != "sum")
-    call = Call(
-        "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
-    )
+    call = how.call("all_reduce", axes, groups, op, invarying)
     for i in kept:
         leaves[i] = vary(array(leaves[i], f"p{op}"), axes)
     # Per leaf: large gradients may be faster by a schedule and small ones by ``jax.lax``.
     by_lax = [i for i in kept if call.is_left_to_lax(leaves[i])]
     others = [i for i in kept if i not in set(by_lax)]
     # One call of jax.lax for all leaves, as a program without jaxcoll has it.
-    sums = accumulated(handed, [leaves[i] for i in by_lax], accum_dtype, f"p{op}")
-    sums += joined(call, [leaves[i] for i in others])
+    sums = accumulated(handed, [leaves[i] for i in by_lax], how.accum_dtype, f"p{op}")
+    sums += joined(call, [leaves[i] for i in others])  # type: ignore[arg-type]
     for i, total in zip(by_lax + others, sums, strict=True):
         leaves[i] = total
     return jax.tree.unflatten(structure, leaves)
@@ -221,6 +300,7 @@ def psum_scatter(
     lowering: str = "auto",
     accum_dtype=None,
     order: str | None = None,
+    wire_dtype=None,
 ):
     """The sum over the ranks of an axis, each keeping its part. See ``jax.lax.psum_scatter``.
 
@@ -229,26 +309,19 @@ def psum_scatter(
             multiple of it.
         schedule: of reduce_scatter, or an all_gather to run backwards.
         order: as for ``psum``, whose blocks these then are, bit for bit.
+        wire_dtype: as for ``psum``, without the second rounding; ``schedule`` is of all_to_all.
 
     Returns:
         Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
     """
-    is_fixed = fixed_order.is_fixed(order)
+    how = _How(schedule, lowering, accum_dtype, order, wire_dtype)
     checks.flag(tiled, "tiled", CollectiveError)
     names = opened(axis_name, axis_index_groups, schedule, lowering)
-    check_accumulates(accum_dtype, jax.tree.leaves(x), "psum_scatter")
+    how.check(jax.tree.leaves(x), "psum_scatter")
     if not names:
         return x
     axes = axes_of(names)
-    call = Call(
-        "reduce_scatter",
-        schedule,
-        axes,
-        axis_index_groups,
-        lowering=lowering,
-        accum_dtype=accum_dtype,
-        is_fixed=is_fixed,
-    )
+    call = how.call("reduce_scatter", axes, axis_index_groups)
     size = group_size(axes, axis_index_groups)
     is_handed = is_handed_on(names, x)
 
@@ -258,7 +331,7 @@ def psum_scatter(
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
         if is_handed:
             parts = functools.partial(
-                _scattered_on_one_device if is_fixed else lax.psum_scatter,
+                lax.psum_scatter if order is None else how.scattered_on_one_device,
                 axis_name=axis_name,
                 scatter_dimension=dimension,
                 axis_index_groups=axis_index_groups,
@@ -279,16 +352,6 @@ def psum_scatter(
     return jax.tree.map(one, x)
 
 
-def _scattered_on_one_device(leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled):
-    """The sum in a fixed order as psum takes it, bit for bit, and of it this rank's part."""
-    # Ranks share a device: no bytes are sent for nothing.
-    whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
-    ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    size = leaf.shape[scatter_dimension] // ranks if tiled else 1
-    part = lax.dynamic_slice_in_dim(whole, index * size, size, scatter_dimension)
-    return part if tiled else lax.squeeze(part, (scatter_dimension,))
-
-
 # ---------------------------------------------------------------------- moves
 
 
@@ -302,6 +365,7 @@ def all_gather(
     to: str = "varying",
     schedule: Choice = None,
     lowering: str = "auto",
+    wire_dtype=None,
 ):
     """The arrays of all ranks of an axis, side by side, on all of them. See ``jax.lax.all_gather``.
 
@@ -311,6 +375,7 @@ def all_gather(
             grows by that factor.
         to: "varying", or "invarying" for a result typed as the same on all ranks.
         schedule: of all_gather, or a reduce_scatter to run backwards.
+        wire_dtype: every value is rounded once; its error is at most ``bound`` of the wire.
     """
     checks.flag(tiled, "tiled", CollectiveError)
     if not isinstance(to, str) or to not in ("varying", "invarying"):
@@ -318,7 +383,9 @@ def all_gather(
             f"all_gather gives to='varying' or 'invarying', got "
             f"{checks.shown(to)}; use jax.lax for 'reduced'"
         )
+    how = _How(schedule, lowering, wire_dtype=wire_dtype)
     names = opened(axis_name, axis_index_groups, schedule, lowering)
+    how.check(jax.tree.leaves(x), "all_gather")
     if not names:
         return x
     axes = axes_of(names)
@@ -330,7 +397,7 @@ def all_gather(
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
-    call = Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
+    call = how.call("all_gather", axes, axis_index_groups, invarying=invarying)
     is_handed = is_handed_on(names, x)
 
     def one(leaf):
@@ -364,6 +431,7 @@ def all_to_all(
     tiled: bool = False,
     schedule: Choice = None,
     lowering: str = "auto",
+    wire_dtype=None,
 ):
     """Every rank's i-th part to rank i. See ``jax.lax.all_to_all``.
 
@@ -371,13 +439,16 @@ def all_to_all(
         x: a pytree of arrays whose ``split_axis`` is the size of a group, or if ``tiled`` a
             multiple of it.
         schedule: of all_to_all.
+        wire_dtype: as for ``all_gather``.
     """
     checks.flag(tiled, "tiled", CollectiveError)
+    how = _How(schedule, lowering, wire_dtype=wire_dtype)
     names = opened(axis_name, axis_index_groups, schedule, lowering)
+    how.check(jax.tree.leaves(x), "all_to_all")
     if not names:
         return x
     axes = axes_of(names)
-    call = Call("all_to_all", schedule, axes, axis_index_groups, lowering=lowering)
+    call = how.call("all_to_all", axes, axis_index_groups)
     size = group_size(axes, axis_index_groups)
     is_handed = is_handed_on(names, x)
 

@@ -7,7 +7,8 @@ may be anything. Their parameters:
 - ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``; or
   ``Native``, for the collective of ``jax.lax``, so that transposes, batching and types are the same
   whichever runs, also where ``jax.lax`` has no rule of its own: groups under ``check_vma`` or
-  ``vmap``, several axes under ``vmap``.
+  ``vmap``, several axes under ``vmap``; or ``Unequal``, for an all_to_all of unequal blocks, of
+  which a row each lies along the leading dimension.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
 - ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
@@ -56,6 +57,7 @@ from jaxcoll.execute.lowerings import links, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.execute.lowerings.unequal import Unequal
 from jaxcoll.kinds import KINDS, Kind
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
@@ -91,6 +93,9 @@ class Native:
         """A program without permutes, for the shapes of operand and result."""
         return PermuteProgram(self.collective, 0, (self.collective.num_ranks,), ())
 
+
+# What runs a collective.
+Runs = Schedule | Native | Unequal
 
 _SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
@@ -140,9 +145,7 @@ class Call:
     is_agreed: bool = False
 
 
-def call_of(
-    x: str, axes: Axes, schedule: Schedule | Native, lowering: str, how: str
-) -> Call | None:
+def call_of(x: str, axes: Axes, schedule: Runs, lowering: str, how: str) -> Call | None:
     """A collective as its program carries it; ``None`` if there is one process only.
 
     Args:
@@ -155,6 +158,8 @@ def call_of(
     runs = f"jax.lax for {schedule.collective}"
     if isinstance(schedule, Schedule):
         runs = f"{schedule!r}, digest {schedule.digest[:16]}"
+    if isinstance(schedule, Unequal):
+        runs = f"{schedule.schedule!r}, digest {schedule.schedule.digest[:16]}, {schedule.pairs!r}"
     return Call(f"{runs}, of {x} over {axes}, {how}", lowering)
 
 
@@ -257,7 +262,7 @@ def check_lowering(lowering: object) -> None:
 def bind(
     x: jax.Array,
     axes: Axes,
-    schedule: Schedule | Native,
+    schedule: Runs,
     *,
     lowering: str = "auto",
     invarying: bool = False,
@@ -268,15 +273,16 @@ def bind(
 
     Args:
         x: shape (s, ...) for all_gather and gather; (g * s, ...) for reduce_scatter, scatter and
-            all_to_all, g being the size of a group; any shape for the others.
+            all_to_all, g being the size of a group; (input rows, ...) for one of unequal blocks;
+            any shape for the others.
 
     Returns:
-        Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
-        gather zeros on ranks other than the root.
+        Shape (g * s, ...), (s, ...), (g * s, ...), (output rows, ...) and that of ``x``,
+        respectively. For reduce and gather zeros on ranks other than the root.
     """
     check_lowering(lowering)
-    if isinstance(schedule, Schedule):
-        _check_indices(x, permute_program(schedule))
+    if not isinstance(schedule, Native):
+        _check_indices(x, _program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
     return primitive.bind(
         x,
@@ -289,13 +295,13 @@ def bind(
     )
 
 
-def _program(schedule: Schedule | Native) -> PermuteProgram:
-    return schedule.program if isinstance(schedule, Native) else permute_program(schedule)
+def _program(schedule: Runs) -> PermuteProgram:
+    return permute_program(schedule) if isinstance(schedule, Schedule) else schedule.program
 
 
 def _check_indices(x: jax.Array, program: PermuteProgram) -> None:
     """Refuse operands whose buffer 32-bit offsets cannot address."""
-    elements = program.num_rows * -(-x.size // (program.blocks[0] * program.block_rows))
+    elements = program.num_rows * -(-x.size // max(1, program.inputs))
     if layout.at_least(elements, np.iinfo(np.int32).max + 1):
         raise CollectiveError(
             f"{program.collective.kind} of shape {x.shape} needs a buffer of {elements} elements "
@@ -352,7 +358,7 @@ def _batch(x, dimension, *, schedule, **params):
 
 
 @functools.lru_cache(maxsize=256)
-def reversed_schedule(schedule: Schedule | Native) -> Schedule | Native:
+def reversed_schedule(schedule: Runs) -> Runs:
     """``schedule.reverse()``, cached."""
     return schedule.reverse()
 
@@ -368,7 +374,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
         return x.reshape(shape)
     if isinstance(schedule, Native):
         return _run_native(x, axes, schedule.collective, op)
-    program = permute_program(schedule)
+    program = _program(schedule)
     into, out = program.blocks
     if op == "fixed_sum":
         x = fixed_order.rounded_on_rank(x, axes.rank(), target)
@@ -377,8 +383,9 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
         x = lax.with_sharding_constraint(x, PartitionSpec(None, *free))
     chosen = _chosen(program, lowering, target)
-    if chosen == "pallas" and axes.auto:
-        chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes
+    if chosen == "pallas" and (axes.auto or program.pairs is not None):
+        # A kernel is not sharded over Auto axes, and moves blocks of one size.
+        chosen = _chosen(program, "auto", target)
     block = (x.shape[0] // into, *x.shape[1:]) if x.ndim else ()
     laid = layout.flat(block, program.block_rows)
     if axes.auto:
@@ -390,7 +397,8 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     # A kernel adds what lies in memory: nothing merges its additions.
     is_kernel = op == "fixed_sum" and chosen == "pallas"
     combine = lax.add if is_kernel else OPS[op]
-    setting = Setting(axes, laid.width, form, combine, schedule)
+    said = schedule if isinstance(schedule, Schedule) else None
+    setting = Setting(axes, laid.width, form, combine, said)
     result = LOWERINGS[chosen](program, lines, setting)
     return laid.unpack(result, out, shape)
 
@@ -407,21 +415,23 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     if lowering in LOWERINGS and target in of_some.get(lowering, (target,)):
         return lowering
     size = program.num_permutes
-    if target == "tpu":
+    if target == "tpu" and program.pairs is None:
         # There every run of rows is a kernel, and compile time grows with their number.
         size = sum(r.size for rounds in program.steps for r in rounds)
     if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
     # On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
     # the whole buffer in every step.
-    return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
+    if target != "cpu" or program.is_direct:
+        return "ssa"
+    return "scan" if dataflow_of(program, "result") is None else "ssa"
 
 
 def is_loop_on_cpu(*, schedule, lowering, **_) -> bool:
     """Whether ``bind`` with these parameters runs as a loop on CPU."""
-    if isinstance(schedule, Native):
-        return False
-    return _chosen(permute_program(schedule), lowering, "cpu") == "scan"
+    return (
+        not isinstance(schedule, Native) and _chosen(_program(schedule), lowering, "cpu") == "scan"
+    )
 
 
 def _carried(x, *, axes, schedule, lowering, op, grouped, **_):

@@ -185,7 +185,7 @@ def expect(
     """
     machine, topology = known_machine(network)
     kind = kind_of(collective).name
-    own = {} if log is None else _own(log, kind, topology.num_ranks)
+    own = {} if log is None else own_times(log, kind, topology.num_ranks)
     given = (sorted(own) or [2**20, 2**25, 2**30]) if sizes is None else sizes
     counts = [
         checks.positive(each, "a size", CollectiveError)
@@ -199,7 +199,10 @@ def expect(
     for nbytes in counts:
         times = () if machine is None else reports(machine, kind, topology.num_ranks, nbytes)
         model = None if times else _modelled(topology, kind, nbytes)
-        least = bound(topology, whole, nbytes).time
+        if machine is None:
+            least = bound(topology, whole, nbytes).time
+        else:
+            least = machine.least_seconds(topology, whole, nbytes)
         found.append(Expected(nbytes, times, model, least, own.get(int(nbytes))))
     if own and all(row.own_seconds is None for row in found):
         raise FormatError(f"the log has none of these sizes; it has {sorted(own)[:8]}")
@@ -317,8 +320,20 @@ def _link_errors(machine: str) -> dict[tuple, float]:
 # ---------------------------------------------------------------------- one's own
 
 
-def _own(log: object, kind: str, ranks: int) -> dict[int, float]:
-    """The times of one's own log by size, the median of each."""
+def own_times(
+    log: object, kind: str, ranks: int, sizes: Sequence[float] | None = None
+) -> dict[int, float]:
+    """The times of one's own log by size, the median of each, in seconds.
+
+    Args:
+        log: a file of ``jc.io.timings``, or its times.
+        kind: of collective.
+        ranks: of the log.
+        sizes: in bytes; those of the log when None.
+
+    Raises:
+        FormatError: a log of another collective or of other ranks, or one that lacks a size.
+    """
     read = _read(log, kind, ranks)
     kinds, counts = ({getattr(row, name) for row in read.rows} for name in ("collective", "ranks"))
     if kind not in kinds:
@@ -329,7 +344,11 @@ def _own(log: object, kind: str, ranks: int) -> dict[int, float]:
     for row in read.rows:
         if row.collective == kind:
             times.setdefault(row.nbytes, []).append(row.seconds)
-    return {nbytes: float(np.median(each)) for nbytes, each in times.items()}
+    found = {nbytes: float(np.median(each)) for nbytes, each in sorted(times.items())}
+    lacking = [size for size in sizes or () if size not in found]
+    if lacking:
+        raise FormatError(f"the log has no size {lacking[0]}; it has {list(found)[:24]}")
+    return found if sizes is None else {int(size): found[int(size)] for size in sizes}
 
 
 def _read(log: object, kind: str, ranks: int) -> Timings:

@@ -85,7 +85,10 @@ _TEXTS = tuple(
         ("astra-sim", r"^topology:\s*\["),
         ("ibnetdiscover", r'^(Switch|Ca|Rt)\s+[0-9]{1,5}\s+"[SHR]-'),
         ("ns-3", rf"{ns3.BEGINS}[\s\S]{{1,4000}}?[0-9][KkMGT]?i?[bB](ps|/s)\b"),
-        ("slurm", r"(?i)^[ \t]*((SwitchName|BlockName|BlockSizes)=|-[ \t]+topology[ \t]*:)"),
+        (
+            "slurm",
+            r"(?i)^[ \t]*((SwitchName|BlockName|BlockSizes)=|-[ \t]+topology[ \t]*:|flat[ \t]*:)",
+        ),
     )
 )
 _RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)

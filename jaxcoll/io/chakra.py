@@ -28,7 +28,7 @@ from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, ScheduleError, TopologyError, shown
 from jaxcoll.io import json as native
-from jaxcoll.io.files import MAX_BYTES, read_bytes, write_bytes, write_text
+from jaxcoll.io.files import MAX_BYTES, naming, read_bytes, write_bytes, write_text
 from jaxcoll.io.sends import edges_of
 from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
@@ -258,7 +258,8 @@ def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES
     for rank in range(topology.num_ranks):
         files.append(read_bytes(f"{name}.{rank}.et", left))
         left -= len(files[-1])
-    return lift(files, topology)
+    with naming(f"{name}.*.et"):
+        return lift(files, topology)
 
 
 def lift(files: Sequence[bytes], topology: Topology) -> Schedule:

@@ -8,6 +8,8 @@ a single run.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import copy
 import csv
 import errno
 import io
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxcoll import compact, executors
-from jaxcoll.errors import FormatError, TableWarning, shown
+from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TopologyError, shown
 from jaxcoll.numerics import checks
 
 MAX_BYTES = 2**28
 
 T = TypeVar("T")
+_LOOKED_AT = 4096  # bytes by which an encoding is told
+EMPTY = "the file is empty; the command that was to write it may have failed, so write it again"
 
 
 def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
@@ -67,15 +71,20 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
-    """The text of bytes: UTF-8, or UTF-16 where they begin with its mark.
+    """The text of bytes: UTF-8, or UTF-16 by its mark or by its zeros.
 
     PowerShell's ``>`` writes UTF-16, and some editors a mark before UTF-8; marks are left out.
+    Without a mark, UTF-16 of letters that ASCII has is known by the zero beside each.
 
     Raises:
         UnicodeDecodeError: neither, where ``errors`` is "strict".
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors)
+    for encoding, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
+        start = data[:_LOOKED_AT]
+        if start[zeros::2].count(0) > len(start) // 4 and not start[letters::2].count(0):
+            return data.decode(encoding, errors)
     return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors)
 
 
@@ -83,14 +92,36 @@ def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int
     """A file's text as ``loads`` reads it; what ``loads`` refuses names the file.
 
     Raises:
-        FormatError: see ``read_text`` and ``loads``.
+        FormatError: see ``read_text`` and ``loads``; a file that is empty, where that is refused.
+        JaxcollError: as ``loads`` raises it.
         OSError: the file cannot be read.
     """
-    text = read_text(path, max_bytes)
+    text, name = read_text(path, max_bytes), os.fspath(path)
+    with naming(name):
+        try:
+            return loads(text)
+        except FormatError as error:
+            if text.strip():
+                raise
+            # What a reader lacks in it is not what is wrong.
+            raise FormatError(EMPTY) from error.__cause__
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Within this, errors of the library have the name of a file.
+
+    Errors of networks do not: some are of arguments, which the file would be blamed for.
+    """
     try:
-        return loads(text)
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+        yield
+    except TopologyError:
+        raise
+    except JaxcollError as error:
+        # A copy keeps what an error of a schedule knows: rank, chunk and step.
+        named = copy.copy(error)
+        named.args = (f"{name}: {error}",)
+        raise named from error.__cause__
 
 
 def load_usable(

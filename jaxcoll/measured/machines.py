@@ -8,7 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError, shown
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
@@ -16,6 +20,8 @@ from jaxcoll.topology import Topology, rebuilt
 
 # A link of Fugaku and its latency by the data sheet of TofuD (Ajima et al., Cluster 2018).
 _TOFU = {"alpha": 0.5e-6, "bandwidth": 6.8e9}
+# Its six network interfaces, each as fast as a link, by the same source.
+_TOFU_NODE = 6 * 6.8e9
 # Of xGMI; latencies are fitted wherever one matters.
 _XGMI = 2e-6
 
@@ -30,6 +36,9 @@ class Machine:
         most: how many ranks it has.
         make: the network of some of its ranks, neighbours in number.
         whole: whether only all of its ranks were measured together.
+        node: bytes per second that a rank sends at most, where the network leaves out links that
+            the machine has: nodes of Fugaku lie in a torus of six dimensions, and jobs of two get
+            links between their nodes that no torus of two has. None where the network has all.
     """
 
     name: str
@@ -37,6 +46,7 @@ class Machine:
     most: int
     make: Callable[[int], Topology]
     whole: bool = False
+    node: float | None = None
 
     def topology(self, ranks: int | None = None) -> Topology:
         """The network of a group of ranks; of all without one.
@@ -61,8 +71,23 @@ class Machine:
         share = (ranks - 1) / ranks if kind in KINDS else 1.0
         return share / self.injection(ranks)
 
+    def least_seconds(self, network: Topology, collective: Collective, nbytes: float) -> float:
+        """Seconds that nothing can beat on the machine, by the data sheet.
+
+        It is the bound of the network, or that of a rank's ports if the network leaves out links.
+
+        Args:
+            network: of some of the machine's ranks (``topology``).
+            nbytes: of a rank's buffer.
+        """
+        if self.node is not None:
+            return self.sends_in(collective.kind, network.num_ranks) * nbytes
+        return bound(network, collective, nbytes).time
+
     def injection(self, ranks: int) -> float:
         """Bytes per second that a rank's links carry one way."""
+        if self.node is not None:
+            return self.node
         network = self.topology(ranks)
         return float(network.bandwidth[network.src == 0].sum())
 
@@ -112,6 +137,7 @@ _ROWS = (
             math.prod(sides),
             lambda _, sides=sides: topologies.torus(*sides, **_TOFU),
             whole=True,
+            node=_TOFU_NODE if len(sides) == 2 else None,
         )
         for sides in ((4, 4, 4), (8, 8, 8), (64, 64), (32, 256))
     ),
@@ -134,8 +160,54 @@ def machine_of(name: object) -> Machine:
 
 
 def _has_wires_of(one: Topology, other: Topology) -> bool:
-    """Whether two networks are the same but for their latencies."""
-    return one.num_links == other.num_links and rebuilt(other, alpha=one.alpha) == one
+    """Whether two networks are the same but for their latencies, and what their switches do.
+
+    A network card that one rank alone uses is a part of that rank's link to the network, as the
+    families have it; files name it as a vertex of its own. Switches may come in any order.
+    """
+    return _wires(one) == _wires(other)
+
+
+@functools.lru_cache(maxsize=256)
+def _wires(topology: Topology) -> tuple[object, ...]:
+    """A network's wires without latencies, the same for networks that differ by cards and order."""
+    n = topology.num_ranks
+    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
+    wires = [(a, b, v) for (a, b), v in zip(ends, topology.bandwidth.tolist(), strict=True)]
+    for card in range(n, topology.num_vertices):
+        wires = _joined_through(card, wires, n)
+    # A switch is known by the vertices at its links; of two that have the same, the first is first.
+    near: dict[int, list[int]] = {}
+    for a, b, _ in wires:
+        for end, other in ((a, b), (b, a)):
+            if end >= n:
+                near.setdefault(end, []).append(min(other, n))
+    place = np.full(topology.num_vertices, -1)
+    place[:n] = np.arange(n)
+    order = sorted(near, key=lambda switch: (sorted(near[switch]), switch))
+    place[order] = n + np.arange(len(order))
+    able = topology.in_network.moved(place)
+    found = sorted((int(place[a]), int(place[b]), float(v)) for a, b, v in wires)
+    return n, tuple(found), able
+
+
+Wire = tuple[int, int, float]
+
+
+def _joined_through(card: int, wires: list[Wire], ranks: int) -> list[Wire]:
+    """Links without a card between one rank and one switch, where that is what a vertex is."""
+    at = [wire for wire in wires if card in wire[:2]]
+    others = {end for a, b, _ in at for end in (a, b)} - {card}
+    if len(at) != 4 or len(others) != 2 or sum(end < ranks for end in others) != 1:
+        return wires
+    one, other = sorted(others)
+    speed = {(a, b): v for a, b, v in at}
+    if len(speed) != 4:  # two links one way, and none back
+        return wires
+    there = min(speed[one, card], speed[card, other])
+    back = min(speed[other, card], speed[card, one])
+    kept = [wire for wire in wires if card not in wire[:2]]
+    return [*kept, (one, other, there), (other, one, back)]
 
 
 def machine_like(topology: Topology) -> tuple[Machine, int] | None:

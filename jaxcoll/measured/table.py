@@ -1,8 +1,8 @@
-"""Tables of measured collectives: times by size, each with the machine, its source and its licence.
+"""Tables of measured collectives: times by size, with machine, source and licence.
 
-A table holds curves: one collective on some ranks of one machine, by one algorithm where one was
-forced, measured at several sizes. Everything is checked where it enters, so that whatever is fitted
-to a table is fitted to times of the machine that it names.
+A table holds curves. A curve is one collective on some ranks of one machine, measured at several
+sizes, with one algorithm if one was forced. Everything is checked when a table is made, so that a
+fit to a table is a fit to times of the machine that it names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxcoll.numerics import checks
 
 PERMUTE = "permute"
 COLLECTIVES = (*KINDS, PERMUTE)
-# A time this many times as long as the links need is in other units: a slow algorithm on 8,192
-# ranks takes 5,000 times as long.
+# A time more than ``_MOST_TIMES`` times what the links need is taken to be in other units, for
+# sizes from ``_LARGE`` on: a slow algorithm on 8,192 ranks takes 5,000 times as long.
 _MOST_TIMES, _LARGE = 50_000, 2**20
 _MOST_NS = 10**13
 
@@ -30,17 +30,19 @@ class Curve:
     """Times of one collective at several sizes.
 
     Attributes:
-        machine: its name.
-        collective: its kind, or "permute": every rank sends its buffer to one other.
-        ranks: of a group.
-        nbytes: sizes, growing: of the larger of a rank's input and output.
-        ns: nanoseconds each took.
+        machine: name of the machine.
+        collective: the kind, or "permute", in which every rank sends its buffer to one other rank.
+        ranks: number of ranks in a group.
+        nbytes: sizes in ascending order; a size is that of a rank's input or output, whichever is
+            larger.
+        ns: nanoseconds for each size.
         groups: how many groups ran it at the same time.
-        algorithm: that was forced, by its name there; "" where the software chose.
-        dtype: "f32", "bf16", "i32"; "" where it is not said.
-        in_place: whether the result took the place of the operand; None where it is not said.
-        step: bytes per second to which throughputs were rounded before they were published, so that
-            a time is known within ``uncertainty``; 0 where they were not.
+        algorithm: the algorithm that was forced, as the software names it; "" if the software
+            chose.
+        dtype: "f32", "bf16" or "i32"; "" if the source does not tell.
+        in_place: whether the result replaced the operand; None if the source does not tell.
+        step: bytes per second to which throughputs were rounded before publication, so that a time
+            is known within ``uncertainty``; 0 if they were not rounded.
     """
 
     machine: str
@@ -56,7 +58,7 @@ class Curve:
 
     @property
     def key(self) -> tuple:
-        """What distinguishes it from others of a table, but ``in_place``."""
+        """The fields by which a curve differs from others of a table, except ``in_place``."""
         return (
             self.machine, self.collective, self.ranks, self.groups, self.algorithm, self.dtype
         )  # fmt: skip
@@ -67,12 +69,12 @@ class Curve:
 
     @property
     def uncertainty(self) -> np.ndarray:
-        """Relative, by rounding alone, of each time."""
+        """The relative uncertainty of each time, from rounding alone."""
         return self.step / 2 * self.seconds / self.nbytes
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the software chose the algorithm, as a program that calls it gets it."""
+        """Whether the software chose the algorithm, as it does for a program that calls it."""
         return self.algorithm in ("", "default-default")
 
     def __str__(self) -> str:
@@ -87,18 +89,18 @@ class Table:
     """Curves of one source.
 
     Attributes:
-        name: of the table.
-        source: who published it, and where it stands.
-        url: of it.
-        licence: SPDX, or in words.
-        notice: the copyright that the licence asks to keep, and the changes made here.
-        software: that ran the collectives, as far as it is known.
-        date: of publication.
-        method: how times were taken.
+        name: name of the table.
+        source: who published the times, and where.
+        url: address of the source.
+        licence: SPDX identifier, or a description.
+        notice: the copyright notice that the licence asks to keep, and the changes made here.
+        software: the software that ran the collectives, as far as it is known.
+        date: date of publication.
+        method: how the times were measured.
         curves: the times.
 
     Raises:
-        FormatError: what ``checked`` refuses.
+        FormatError: ``checked`` refuses the curves, or a field is not text.
     """
 
     name: str
@@ -118,12 +120,12 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many times it has."""
+        """Number of times in the table."""
         return sum(len(curve.ns) for curve in self.curves)
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """In its order."""
+        """The machines of the curves, in order of appearance."""
         return tuple(machine_of(name) for name in dict.fromkeys(c.machine for c in self.curves))
 
     def __repr__(self) -> str:
@@ -133,18 +135,18 @@ class Table:
 
 TEXTS = tuple(
     field.name for field in dataclasses.fields(Table) if field.name != "curves"
-)  # of a table, in the order of its file
+)  # the fields of a table that are text, in the order of its file
 
 # ---------------------------------------------------------------------- what is refused
 
 
 def checked(curves: object) -> tuple[Curve, ...]:
-    """Curves that may stand in one table.
+    """The curves, if they may form one table.
 
     Raises:
-        FormatError: no curve; a machine, collective or number of ranks that is unknown; a size or
-            time of 0; sizes that do not grow, of which two are equal among them; the same curve
-            twice, or in place beside out of place; times of other units: below those that the
+        FormatError: there is no curve; a machine, collective or number of ranks is unknown; a size
+            or time is 0; sizes do not ascend strictly; a curve is given twice, or both in place and
+            out of place; or times seem to be in other units, because they are below what the
             machine's links need by its data sheet, or thousands of times above.
     """
     found = checks.members(curves, "curves", FormatError)
@@ -182,7 +184,7 @@ def _check_head(curve: Curve, where: str) -> None:
 
 
 def _check_rows(curve: Curve) -> None:
-    """The sizes and times of a curve, the first bad one named."""
+    """Check the sizes and times of a curve; an error names the first bad one."""
     for name in ("nbytes", "ns"):
         column = getattr(curve, name)
         if not isinstance(column, np.ndarray) or column.dtype != np.int64 or column.ndim != 1:

@@ -1,4 +1,4 @@
-"""Exact numbers: the rational that a float denotes, and common denominators."""
+"""Exact rational numbers: the rational that a float denotes, and common denominators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_fraction(value: Number) -> Fraction:
     """
     if isinstance(value, Fraction):
         return value
-    # Before integers, since to Python a boolean is one.
+    # Booleans are checked before integers, since Python's booleans are integers.
     if isinstance(value, (bool, np.bool_)):
         raise JaxcollError(f"expected a number, got {shown(value)} of type {type(value).__name__}")
     if isinstance(value, (int, np.integer)):
@@ -41,7 +41,7 @@ def as_fraction(value: Number) -> Fraction:
 
 
 def fits_float(value: Fraction) -> bool:
-    """Whether a float column keeps the rational: ``as_fraction(float(value)) == value``."""
+    """Whether a float holds the rational exactly: ``as_fraction(float(value)) == value``."""
     try:
         return as_fraction(float(value)) == value
     except (OverflowError, ValueError):
@@ -49,8 +49,8 @@ def fits_float(value: Fraction) -> bool:
 
 
 def coprime(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
-    """Values as coprime integers, and the unit that these count; not all values are 0."""
-    # Of the distinct ones: a network has many links and few speeds, and fractions are slow.
+    """The values as coprime integers, and their common unit. Not all values may be 0."""
+    # Only distinct values are converted: fractions are slow, and many links have few speeds.
     different = set(values)
     denominator = common_denominator(different)
     unit = Fraction(math.gcd(*(int(v * denominator) for v in different)), denominator)

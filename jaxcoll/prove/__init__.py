@@ -97,6 +97,8 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
 def _prove(text: str, asked: Asked) -> Proof:
     text = text.removeprefix("\ufeff")  # a mark of some editors
     start = text[:4096].lstrip()
+    if not start:
+        raise NotRead("the file is empty; write it again")
     if start.startswith("<"):
         return msccl.prove(text, asked)
     if start.startswith("{"):

@@ -1,10 +1,11 @@
-"""Plans of MSCCL++ 0.8 and later as data: blocks, and the cells and threads of operations.
+"""Reads plans of MSCCL++ 0.8 and later: blocks, and the cells and threads of operations.
 
-An operation's ``channel_ids`` and ``buffer_id`` are places in its block's lists, whose entries are
-places in the lists of the GPU; the k-th channel of a type from a to b is the k-th from b to a. An
-operation is read as the kernel runs it (its source, 1f5f065d), which is less than a plan can say:
-a ``put`` over memory takes all its sources from the buffer of the first, ``get`` uses the offset of
-each end for the other one, and ends that an operation does not use are passed over.
+The ``channel_ids`` and ``buffer_id`` of an operation are indices into its block's lists, whose
+entries are indices into the lists of the GPU. The k-th channel of a type from a to b is the k-th
+from b to a. An operation is read as the kernel runs it (MSCCL++'s source, 1f5f065d), which does
+less than a plan can say: a ``put`` over memory takes all its sources from the buffer of the first,
+``get`` uses the offset of each end for the other one, and the kernel ignores ends that an operation
+does not use.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from jaxcoll.prove.fields import column, whole
 _MOST_OPS, _MOST_CHANNELS, _MOST_IDS, _MOST_SEMAPHORES, _MOST_ENDS = 64, 16, 8, 16, 10
 MOST_GPUS, MOST_CHUNKS = 1024, 2**20
 
-# Of each operation that moves data: the kinds of its first source and of the others, and of its
-# targets: here, there (in another rank's memory), p and P packets here and there; * as many as
-# there are. A packet has the bytes of a chunk and as many of flags, and lies in scratch.
+# For each operation that moves data, the kinds of its sources and of its targets: "here", "there"
+# (in another rank's memory), "p" and "P" (packets here and there). The kind of the last is followed
+# by * if it may be repeated. A packet has the bytes of a chunk and as many bytes of flags, and lies
+# in scratch.
 _ENDS = {
     "put": (("here*",), ("there*",)), "pws": (("here*",), ("there*",)),
     "pwsf": (("here*",), ("there*",)), "get": (("there*",), ("here*",)),
@@ -50,18 +52,18 @@ class Op(NamedTuple):
     name: str
     src: list[End]
     dst: list[End]
-    channels: list[tuple]  # (type, from, to, which), each used by a thread of its own
-    numbers: list[int]  # of semaphores, or a barrier and how many blocks meet there
+    channels: list[tuple]  # (type, from, to, number), each served by its own thread
+    numbers: list[int]  # semaphores; or a barrier and its count of blocks
     place: str
 
     @property
     def on_port(self) -> bool:
-        """Whether another machine's memory is written, by the proxy of a port channel."""
+        """Whether it writes another machine's memory, through the proxy of a port channel."""
         return any(channel[0] == "port" for channel in self.channels)
 
 
 def listed(fields: object, key: str, most: int) -> list:
-    """A list of an object, of bounded length; empty where it is absent."""
+    """A list among the fields of an object, of bounded length; empty if it is absent."""
     values = fields.get(key, []) if isinstance(fields, dict) else None
     if not isinstance(values, list) or len(values) > most:
         raise NotRead(f'"{key}" must be a list of at most {most}, got {quoted(values)}')
@@ -69,7 +71,7 @@ def listed(fields: object, key: str, most: int) -> list:
 
 
 def word(fields: object, key: str, known: tuple[str, ...]) -> str:
-    """A text of an object, one of those known."""
+    """A text among the fields of an object, which must be one of the known ones."""
     value = fields.get(key) if isinstance(fields, dict) else None
     if not isinstance(value, str) or value not in known:
         raise NotRead(f'"{key}" must be one of {", ".join(known)}, got {quoted(value)}')
@@ -77,7 +79,15 @@ def word(fields: object, key: str, known: tuple[str, ...]) -> str:
 
 
 class Layout(NamedTuple):
-    """Chunks of each rank's buffers; packets of its scratch; threads of a block."""
+    """The facts of a plan that concern all ranks.
+
+    Attributes:
+        sizes: chunks of each buffer ("i", "o", "s") of each rank.
+        buffers: the cells of buffers.
+        packets: whether scratch has room for the flags of packets.
+        doubled: whether runs use two scratch buffers in turn.
+        threads: threads of a block.
+    """
 
     sizes: list[dict[str, int]]
     buffers: Buffers
@@ -111,7 +121,7 @@ class Gpu:
         self._check_barriers()
 
     def _check_barriers(self) -> None:
-        """As many blocks use a barrier as it counts: of others it is open which ones meet."""
+        """Check that each barrier counts all blocks that use it; otherwise any of them may meet."""
         meeting: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         for number, ops in enumerate(self.blocks):
             for op in ops:
@@ -192,7 +202,7 @@ class Gpu:
         for i, each in enumerate(given):
             what = kinds[min(i, len(kinds) - 1)].rstrip("*")
             if name == "ppkt" and kind == "port" and side == 0:
-                what = "p"  # taken as packets, which the proxy only copies
+                what = "p"  # the proxy only copies, so the source has packets too
             found.append(self._end(each, what, remote, place))
         return found
 
@@ -210,7 +220,7 @@ class Gpu:
         if packed and buffer != "s":
             raise NotProved(f"{place}: packets lie in scratch, not in {buffer!r}", rank)
         if packed and not self.layout.packets:
-            most //= 2  # scratch of the protocol Simple has no room for their flags
+            most //= 2  # scratch of the protocol Simple has no room for flags
         if first + size > most:
             raise NotProved(f"{place} uses chunk {first + size - 1} of buffer {buffer!r} of {most} "
                             f"of rank {rank}", rank, first + size - 1)  # fmt: skip
@@ -222,7 +232,7 @@ class Gpu:
         return End([self.layout.buffers.cell(rank, buffer, first + i) for i in range(size)], False)
 
     def _as_it_runs(self, op: Op, said: dict, kind: str) -> Op:
-        """The operation as the kernel runs it, or why that is not what the plan says."""
+        """The operation, if the kernel runs it as the plan says; else an error."""
         rank = self.rank
         if len({len(end.cells) for end in (*op.src, *op.dst)}) > 1:
             raise NotProved(f"{op.place}: sources and targets are not equally long", rank)

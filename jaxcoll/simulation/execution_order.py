@@ -1,29 +1,31 @@
-"""Orders of execution: who may start when, on machines whose links do not each work by themselves.
+"""Orders of execution: when ranks may start messages, if links do not work independently.
 
-``simulate`` lets every link carry a message as soon as its chunks have arrived. That is the machine
-of MSCCL, MSCCL++ and of kernels that push each message by itself; a program of ``ppermute`` is
-another. Between processes on CPUs, XLA runs one permute after the other, and each process waits in
-it for its message; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs the
-permutes of a step are in flight together, and the next step waits for them. So a rank goes through
-*blocks*, the rounds or the steps of a schedule, one after the other, and a message of a block flows
-while both of its ends are in that block.
+``simulate`` lets every link carry a message as soon as its chunks have arrived. MSCCL, MSCCL++ and
+kernels that push each message separately work in this way, but programs of ``ppermute`` do not.
+Between processes on CPUs, XLA runs one permute after the other, and each process waits in it for
+its message; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs the permutes of
+a step are in flight together, and the next step waits for them. So a rank goes through *blocks*,
+the rounds or the steps of a schedule, one after the other, and a message of a block flows while
+both of its ends are in that block.
 
 Messages under way at the same time share links as TCP flows and NCCL's channels do: max-min fair.
-They are cut through switches and ranks on their path, other than in the link models, where each
-vertex stores a message before it sends it on: a permute's message is as long as the block, and
-store and forward would multiply it by the links of its path.
+They cut through the switches and ranks on their path, unlike in the link models, where each vertex
+stores a message before it sends it on. A permute's message is as long as the block, and store and
+forward would multiply its time by the number of links on its path.
 
-A round sends messages of one length: those shorter than its longest are padded. It knows ranks and
-not links, so what goes from one rank to another in it takes one way, that of the first of their
-edges; parallel links on that way are one, as wide as all of them. Where a pair of processes is half
-duplex (gloo's pair of sockets: an exchange takes exactly twice the time of one direction), the two
-directions of a pair follow one another, and chance says which is first. That counts where pairs
-share a cable: four pairs that exchange over one between two hosts took 0.67 to 1.3 s, median 0.95,
-whose bytes take 0.67 s each way, and four messages each way without a pair that meets both ways
-took 0.67. So chance is drawn, by fixed numbers, a few times, and the run of median length counts.
+All messages of a round have one length: shorter ones are padded to the longest. A round is about
+ranks, not links, so everything that one rank sends another in it takes one way, that of the first
+of their edges; parallel links on that way act as one link with their total bandwidth.
 
-Fair shares are ratios of ratios, whose denominators grow with every event: unlike all other
-times of the simulator these are floats.
+Where a pair of processes is half duplex (gloo's pair of sockets: an exchange takes exactly twice
+the time of one direction), the two directions of a pair follow one another, and chance decides
+which is first. That matters where pairs share a cable. Four pairs that exchange over one cable
+between two hosts took 0.67 to 1.3 s, median 0.95 s; their bytes take 0.67 s each way, and four
+messages each way without a pair that meets both ways took 0.67 s. So the order is drawn a few
+times, with a fixed seed, and the run of median length counts.
+
+Fair shares are ratios of ratios, whose denominators grow with every event. Therefore these times
+are floats, unlike all other times of the simulator.
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOrder:
-    """The order in which a rank does its messages.
+    """The order in which a rank sends and receives its messages.
 
     Attributes:
         name: "links", "steps" or "rounds".
-        waits: whether a rank goes through blocks one after the other; links work by themselves
-            otherwise.
-        by_round: whether a block is a round, one ``ppermute``, whose messages are padded to its
-            longest; a step otherwise.
-        meaning: in words, where a time says how it was taken.
+        waits: whether a rank goes through blocks one after the other; otherwise links work
+            independently.
+        by_round: whether a block is a round, one ``ppermute``, whose messages are padded to the
+            longest; otherwise it is a step.
+        meaning: a description, for texts that tell how a time was computed.
     """
 
     name: str
@@ -72,10 +74,10 @@ ORDERS = {order.name: order for order in (LINKS, STEPS, ROUNDS)}
 
 
 def order_of(given: ExecutionOrder | str, error: checks.Error = TuneError) -> ExecutionOrder:
-    """The order that an argument means: itself, or the one of that name.
+    """The order that an argument stands for: the order itself, or the order with that name.
 
     Raises:
-        error: neither an order nor the name of one.
+        error: the argument is neither an order nor the name of one.
     """
     if isinstance(given, ExecutionOrder):
         return given
@@ -87,9 +89,9 @@ class Flows(NamedTuple):
 
     Attributes:
         src, dst: ranks, int64 of shape (flows,).
-        block: of each, ascending along what a rank does, int64.
-        nbytes: of each with its padding, float64.
-        ptr, link: the links that each crosses: ``link[ptr[f]:ptr[f + 1]]``.
+        block: the block of each flow, int64; a rank goes through its blocks in ascending order.
+        nbytes: bytes of each flow with its padding, float64.
+        ptr, link: flow f crosses the links ``link[ptr[f]:ptr[f + 1]]``.
     """
 
     src: np.ndarray
@@ -101,10 +103,10 @@ class Flows(NamedTuple):
 
 
 def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:
-    """The messages of a schedule in the blocks of an order, one per message, in their order.
+    """One flow per message of a schedule, in the blocks of an order.
 
     Args:
-        nbytes: of a rank's buffer.
+        nbytes: bytes of a rank's buffer.
     """
     weight, total = common_parts(schedule.collective)
     first = schedule.message_ptr[:-1]
@@ -123,11 +125,11 @@ def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:
 def _in_rounds(
     schedule: Schedule, edge: np.ndarray, step: np.ndarray, size: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The round of each message through all steps, its size with padding, and the edge it takes."""
+    """The round, counted through all steps, the padded size and the edge of each message."""
     n, grid = schedule.topology.num_ranks, schedule.topology.grid
     sides = (n,) if grid is None else grid.shape
     src, dst = (ends[edge].astype(np.int64) for ends in (schedule.edges.src, schedule.edges.dst))
-    # Parallel edges between two ranks make one message of a round: a permute knows ranks.
+    # Parallel edges between two ranks carry one message of a round, since a permute names ranks.
     pair, which = np.unique((step * n + src) * n + dst, return_inverse=True)
     together = np.bincount(which, size)
     at, u, v = pair // (n * n), pair // n % n, pair % n
@@ -152,12 +154,12 @@ def _in_rounds(
 
 
 def _along(schedule: Schedule, edge: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The first edge of their ranks for messages whose own passes other vertices; else their own.
+    """The edge that each message takes: the first edge of its ranks if its own takes another way.
 
     Args:
-        edge, first: of each message.
+        edge, first: the message's own edge, and the first edge between its two ranks.
     """
-    if np.array_equal(edge, first):  # of most: one edge from a rank to another
+    if np.array_equal(edge, first):  # usual: one edge from a rank to another
         return edge
     taken, edges, head = edge.copy(), schedule.edges, schedule.topology.dst
     for own, other in np.unique(np.stack([edge, first])[:, edge != first], axis=1).T.tolist():
@@ -172,14 +174,14 @@ def _along(schedule: Schedule, edge: np.ndarray, first: np.ndarray) -> np.ndarra
 def run_in_order(
     topology: Topology, flows: Flows, *, half_duplex: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """When each message starts and arrives, seconds, float64 of shape (flows,).
+    """The seconds at which each message starts and arrives, float64 of shape (flows,).
 
     A message waits until both of its ends have done all their messages of earlier blocks, takes
     the latencies of its links, and flows at its fair share of them.
 
     Args:
-        half_duplex: whether of two ranks that send to each other one waits until the other's
-            messages have arrived.
+        half_duplex: whether, if two ranks send to each other, one waits until the other's messages
+            have arrived.
     """
     count = len(flows.src)
     start, end = np.zeros(count), np.zeros(count)
@@ -188,7 +190,7 @@ def run_in_order(
     alpha = np.asarray(topology.alpha, np.float64)[flows.link]
     latency = np.add.reduceat(alpha, flows.ptr[:-1]) if len(alpha) else np.zeros(count)
     capacity = np.asarray(topology.bandwidth, np.float64)
-    # What a rank does, in order: rows of flows, a row per rank and block.
+    # The flows of every rank in order: one row of flows per rank and block.
     rank = np.concatenate([flows.src, flows.dst])
     both = np.concatenate([np.arange(count)] * 2)
     block = flows.block[both]
@@ -211,17 +213,17 @@ def run_in_order(
     return sorted(runs, key=lambda run: run[1].max())[len(runs) // 2]
 
 
-# Runs by chance, of which the one of median length counts.
+# Number of random runs, of which the one of median length counts.
 _DRAWS = 5
 
 
 class _Exchanges(NamedTuple):
-    """Messages of two ranks that send to each other in a block, of which one side sends first.
+    """Pairs of ranks that send to each other in a block, one direction after the other.
 
     Attributes:
-        pair: of each flow, its number, -1 where nothing comes back.
-        way: of each flow, 0 from the lower rank to the higher, 1 back.
-        first: of each pair, the way that goes first where both could.
+        pair: number of each flow's pair, -1 if nothing comes back.
+        way: direction of each flow: 0 from the lower rank to the higher, 1 back.
+        first: direction of each pair that goes first where both could.
     """
 
     pair: np.ndarray
@@ -230,7 +232,7 @@ class _Exchanges(NamedTuple):
 
 
 def _exchanges(flows: Flows, ranks: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Pairs and ways of ``_Exchanges``, and what chance says is first, a few times."""
+    """``pair`` and ``way`` of ``_Exchanges``, and a few random draws of ``first``."""
     low, high = np.minimum(flows.src, flows.dst), np.maximum(flows.src, flows.dst)
     way = (flows.src > flows.dst).astype(np.int64)
     which = np.unique((flows.block * ranks + low) * ranks + high, return_inverse=True)[1]
@@ -244,11 +246,11 @@ def _exchanges(flows: Flows, ranks: int) -> tuple[np.ndarray, np.ndarray, list[n
 
 
 class _Work(NamedTuple):
-    """What ranks do.
+    """The flows that ranks take part in, block after block.
 
     Attributes:
-        rank_ptr: rows of rank r are ``rank_ptr[r]..rank_ptr[r + 1] - 1``, a row per block.
-        row_ptr: flows of row i are ``flow[row_ptr[i]:row_ptr[i + 1]]``.
+        rank_ptr: rank r has the rows ``rank_ptr[r]..rank_ptr[r + 1] - 1``, one per block.
+        row_ptr: row i has the flows ``flow[row_ptr[i]:row_ptr[i + 1]]``.
         row_block: the block of each row.
         flow: flows by row.
     """
@@ -259,7 +261,8 @@ class _Work(NamedTuple):
     flow: np.ndarray
 
 
-# Shares that differ by less are equal: they are sums and quotients of the same few numbers.
+# Relative difference below which shares count as equal: all of them are sums and quotients of the
+# same few numbers.
 _SAME = 1e-9
 
 
@@ -271,7 +274,8 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
     left = np.zeros(ranks, np.int64)
     rest = nbytes.copy()
     begun = np.zeros(count, np.bool_)
-    # Waiting out their latency, then flowing; of an exchange, when nothing comes the other way.
+    # A flow waits out its latency and then flows; in an exchange it also waits until nothing comes
+    # the other way.
     waiting, num_waiting = np.empty(count, np.int64), 0
     pair, way, first = exchanges
     under_way = np.zeros((len(first), 2), np.int64)
@@ -286,7 +290,7 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
             entered[num_entered] = r
             num_entered += 1
     while done < count:
-        # Ranks that have entered a block begin its messages whose other end is in it too.
+        # Ranks that have entered a block begin those messages whose other end has entered it too.
         for e in range(num_entered):
             r = entered[e]
             for k in range(work.row_ptr[row[r]], work.row_ptr[row[r] + 1]):
@@ -302,7 +306,7 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
                     waiting[num_waiting] = f
                     num_waiting += 1
         num_entered = 0
-        # Those that go first where both could, then the others.
+        # First the directions that were drawn to go first, then the others.
         for later in range(2):
             kept = 0
             for i in range(num_waiting):
@@ -355,7 +359,7 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
 
 @kernel(cache=True, nogil=True)
 def _share(flowing, count, ptr, link, capacity, rate, room, users):
-    """Max-min fair rates: the fullest link shares itself out, and what its flows leave is next."""
+    """Max-min fair rates: the fullest link is shared equally, then the next one, and so on."""
     for i in range(count):
         f = flowing[i]
         rate[f] = -1.0
@@ -373,7 +377,8 @@ def _share(flowing, count, ptr, link, capacity, rate, room, users):
             if rate[f] < 0.0:
                 for h in range(ptr[f], ptr[f + 1]):
                     least = min(least, room[link[h]] / users[link[h]])
-        # Decided before any link gives up a share, so that all flows of one link get the same.
+        # All these flows are marked before any room is reduced, so that flows of a link get equal
+        # rates.
         for i in range(count):
             f = flowing[i]
             if rate[f] < 0.0:

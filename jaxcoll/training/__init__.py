@@ -10,7 +10,8 @@ worth it. Buckets of gradients are ``execute.buckets``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import is_void
 from jaxcoll.execute.calls import AxisName, check_accumulates, is_by_lax, narrowed, widened
 from jaxcoll.execute.choice import Choice
+from jaxcoll.execute.encoded import check_operands, check_order
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
@@ -84,8 +86,12 @@ def check_own(gradients, axis_name: AxisName) -> None:
 class LeafSums:
     """The mean or the sum of gradients over ranks; fields are those of ``all_reduce_gradients``.
 
+    Attributes:
+        wire: that of ``wire_dtype``, or ``None``.
+        buckets: counts the buckets of an update.
+
     Raises:
-        CollectiveError: an unknown ``order``.
+        CollectiveError: an unknown ``order``, or one beside a wire.
     """
 
     axis_name: AxisName
@@ -94,9 +100,28 @@ class LeafSums:
     accum_dtype: Any
     order: str | None
     lowering: str = "auto"
+    wire: Any = None
+    buckets: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        is_fixed(self.order)
+        check_order(self.order, self.wire)
+
+    def for_update(self, step: Any) -> LeafSums:
+        """With random bits of its own for a step, an integer that may be traced."""
+        if self.wire is None:
+            return self
+        # Buckets count from 0 in each trace, or another trace would draw other bits.
+        wire = self.wire.folded(step) if self.is_random else self.wire
+        return dataclasses.replace(self, wire=wire, buckets=itertools.count())
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the wire draws bits, which have to be others in each step."""
+        return bool(getattr(self.wire, "is_random", False))
+
+    def bucket_wire(self) -> Any:
+        """The wire of the next bucket, with bits of its own."""
+        return None if self.wire is None else self.wire.folded(next(self.buckets))
 
     def __call__(self, tree: Any) -> Any:
         """An array or a pytree of them, reduced; a mean is taken before casting back."""
@@ -109,6 +134,7 @@ class LeafSums:
             schedule=self.schedule,
             lowering=self.lowering,
             order=self.order,
+            wire_dtype=self.bucket_wire(),
         )
         return jax.tree.map(lambda new, old: narrowed(new, old, self.accum_dtype), total, tree)
 
@@ -121,6 +147,8 @@ class LeafSums:
         check_own(gradients, self.axis_name)
         kept = [leaf for leaf in jax.tree.leaves(gradients) if not is_void(leaf)]
         check_accumulates(self.accum_dtype, kept, "accum_dtype=")
+        if self.wire is not None:
+            check_operands(kept, "a reduction of gradients")
 
     def apart(self, leaves: Sequence[jax.Array], kind: str = "all_reduce") -> bool:
         """Whether ``jax.lax`` would run a bucket of leaves, which then are not joined.
@@ -128,6 +156,9 @@ class LeafSums:
         Args:
             kind: of the collective that the bucket is for.
         """
+        # A wire's blocks and messages are those of the bucket.
+        if self.wire is not None and kind_of(kind).adds:
+            return False
         # XLA combines the collectives of jax.lax where it sees fit. Joined leaves are copied twice,
         # their bucket takes as much memory again, and the copies take XLA long to compile: zero on
         # 100 leaves of 0.3 to 160 KB in one bucket took half the time of a step on 8 CPU devices

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets, is_void, same
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, narrowed, widened
 from jaxcoll.execute.choice import Choice
+from jaxcoll.execute.wires import wire_of
 from jaxcoll.numerics import checks
 from jaxcoll.training import LeafSums, check_options, evaluation, names_of, tracked
 from jaxcoll.training.parts import Cut, Part, Ranks, Value, is_value, joined_shards, shards_of
@@ -50,6 +51,7 @@ def zero(
     leaf_order: Order = "reverse",
     lowering: str = "auto",
     window: int = WINDOW,
+    wire_dtype=None,
     specs: Any = None,
     mesh: Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -92,6 +94,8 @@ def zero(
             else ``jc.psum_scatter`` takes.
         axis_name, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window: as for
             ``all_reduce_gradients``; updates are sent in their own dtype.
+        wire_dtype: of the gradients alone, as for ``jc.psum_scatter``; with ``Int8`` the state has
+            a count of steps.
         specs: how manual axes other than ``axis_name`` shard parameters: their ``PartitionSpec`` in
             ``jax.shard_map``, one for each of them or for a subtree. By default they are the same
             on all ranks of all of these; where that cannot be known, with ``check_vma=False`` on a
@@ -113,8 +117,10 @@ def zero(
         raise CollectiveError(
             f"inner must be an optimizer with init and update, got {checks.shown(inner)}"
         )
-    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
+    wire = None if wire_dtype is None else wire_of(wire_dtype)
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering, wire)
     full = optax.with_extra_args_support(inner)
+    full = _counting(full) if sums.is_random else full
     sharded = _Sharded(full, sums, specs, mesh, bucket_bytes, leaf_order, window)
     return optax.GradientTransformationExtraArgs(sharded.init, sharded.update)
 
@@ -188,9 +194,9 @@ class _Sharded:
             cuts = self._cuts(params, "parameter")
             own = self._blocks(params, cuts)
         kept = of_row(state, cuts, ranks)
-        rows = self._in_buckets(
-            self._scatter, "reduce_scatter", updates, lambda x: shards_of(x, ranks.n)
-        )
+        sums = self.sums.for_update(ranks.whole(kept.step) if self.sums.is_random else 0)
+        scatter = functools.partial(self._scatter, sums)
+        rows = self._in_buckets(scatter, "reduce_scatter", updates, lambda x: shards_of(x, ranks.n))
         shards = jax.tree_util.tree_map_with_path(
             lambda path, x: x if is_void(x) else Part(of_gradients[names_on(path)], x), rows
         )
@@ -275,15 +281,15 @@ class _Sharded:
             function, tree, self.bucket_bytes, self.leaf_order, rows, self.window, apart
         )
 
-    def _scatter(self, rows):
+    def _scatter(self, sums: LeafSums, rows):
         """This rank's shard of every leaf of the averaged (or summed) gradients."""
-        sums = self.sums
         total = functions.psum_scatter(
             jax.tree.map(lambda x: widened(x, sums.accum_dtype), rows),
             sums.axis_name,
             schedule=sums.schedule,
             lowering=sums.lowering,
             order=sums.order,
+            wire_dtype=sums.bucket_wire(),
         )
         if sums.mean:
             total = jax.tree.map(lambda x: x / self._ranks.n, total)
@@ -301,6 +307,31 @@ class _Sharded:
             schedule=self.sums.schedule,
             lowering=self.sums.lowering,
         )
+
+
+class CountedState(NamedTuple):
+    """State of an inner optimizer beside a count of steps, by which a wire's bits are renewed.
+
+    Attributes:
+        step: how many updates there were.
+        inner: state of the inner optimizer.
+    """
+
+    step: Any
+    inner: Any
+
+
+def _counting(inner: optax.GradientTransformationExtraArgs):
+    """The same optimizer, which counts its updates."""
+
+    def init(params) -> CountedState:
+        return CountedState(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(updates, state, params=None, **extra):
+        steps, kept = inner.update(updates, state.inner, params, **extra)
+        return steps, CountedState(state.step + 1, kept)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _is_off(x, mesh: Mesh) -> bool:

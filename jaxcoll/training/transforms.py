@@ -37,7 +37,7 @@ delays the next layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,25 +60,40 @@ from jaxcoll.execute.buckets import (
 )
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.execute.fixed_order import is_fixed, is_invariant
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
+from jaxcoll.execute.wires import wire_of
 from jaxcoll.numerics import checks
 from jaxcoll.training import LeafSums, check_options, tracked
+from jaxcoll.training.error_feedback import FeedbackState, error_feedback
 from jaxcoll.training.sharded_optimizer import zero
 from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
 
 __all__ = [
     "BUCKET_BYTES",
     "WINDOW",
+    "FeedbackState",
+    "StepState",
     "ZeroState",
     "all_reduce_gradients",
+    "error_feedback",
     "overlap",
     "reshard_zero",
     "state_specs",
     "zero",
 ]
+
+
+class StepState(NamedTuple):
+    """State of ``all_reduce_gradients`` by a wire that draws random bits.
+
+    Attributes:
+        step: how many updates there were, by which bits are renewed.
+    """
+
+    step: Any
 
 
 def all_reduce_gradients(
@@ -92,12 +107,14 @@ def all_reduce_gradients(
     leaf_order: Order = "reverse",
     lowering: str = "auto",
     window: int = WINDOW,
+    wire_dtype=None,
 ) -> optax.GradientTransformation:
     """Gradients averaged (or summed) over the ranks of an axis, in buckets.
 
     In place of ``jax.lax.pmean(gradients, axis_name)``; usually first in an ``optax.chain``. The
-    results are typed as the same on all ranks. It has no state. Where ``jax.lax`` would run a
-    bucket, its leaves are not joined: all go to ``jax.lax`` in one call.
+    results are typed as the same on all ranks. It has no state; by an ``Int8`` it counts steps, and
+    the count is the same on all ranks. Where ``jax.lax`` would run a bucket, its leaves are not
+    joined: all go to ``jax.lax`` in one call.
 
     Args:
         axis_name: an axis of the mesh, or several.
@@ -107,23 +124,34 @@ def all_reduce_gradients(
             alone, which is for leaves that a mesh axis in Auto mode shards further: joining those
             would make XLA gather them.
         accum_dtype: the dtype in which gradients are sent and added, instead of their own.
-        order: "fixed" for sums whose bits do not depend on buckets, as for ``jc.psum``.
+        order: "fixed" for sums whose bits do not depend on buckets, "invariant" for such that do
+            not depend on the number of ranks either, as for ``jc.psum``.
         leaf_order: in which leaves become available: "reverse", "tree", or a function of a leaf's
             path (``jaxcoll.execute.buckets.plan_buckets``).
         lowering: as for ``jc.psum``.
         window: most buckets in flight at once, each of which holds its buffers; the next one begins
             when the first of them is done. 0 for no limit.
+        wire_dtype: as for ``jc.psum``, of each bucket; bits of ``Int8`` are renewed in every step.
+            Parts that it rounds away are lost: ``error_feedback`` keeps them.
 
     Raises:
-        CollectiveError: an unknown ``order``; from ``update``: gradients that are the same on all
-            ranks already (see above), or what ``jc.psum`` refuses.
+        CollectiveError: an unknown ``order``, or one beside ``wire_dtype``; from ``update``:
+            gradients that are the same on all ranks already (see above), or what ``jc.psum``
+            refuses.
     """
     check_options(axis_name, mean, bucket_bytes, window)
-    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
+    wire = None if wire_dtype is None else wire_of(wire_dtype)
+    settings = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering, wire)
+
+    def init(params):
+        del params
+        return StepState(jnp.zeros((), jnp.int32)) if settings.is_random else optax.EmptyState()
 
     def update(updates, state, params=None):
         del params
-        sums.check(updates)
+        settings.check(updates)
+        sums = settings.for_update(state.step if settings.is_random else 0)
+        state = StepState(state.step + 1) if settings.is_random else state
         leaves, structure = jax.tree.flatten(updates)
         constant = [
             not isinstance(leaf, jax_internals.Tracer) and not is_void(leaf) for leaf in leaves
@@ -137,7 +165,7 @@ def all_reduce_gradients(
         reduced = [sums(leaf) if known else total for leaf, total, known in found]
         return jax.tree.unflatten(structure, reduced), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformation(init, update)
 
 
 _VOID = np.zeros((), jax.dtypes.float0)
@@ -183,13 +211,13 @@ def overlap(
             of params than layers, or what ``jc.psum`` refuses.
     """
     check_options(axis_name, mean, bucket_bytes, window=0)
-    layers = checks.members(layers, "layers", CollectiveError)
-    for i, layer in enumerate(layers):
-        checks.function(layer, f"layers[{i}]", CollectiveError)
-    checks.function(loss, "loss", CollectiveError)
-    if not layers:
-        raise CollectiveError("overlap needs one or more layers, got none")
+    layers = _checked_layers(layers, loss)
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
+    if is_invariant(order):
+        raise CollectiveError(
+            "overlap adds along its schedules, step by step, and order='invariant' adds integers "
+            "once all exponents are known; give that to all_reduce_gradients"
+        )
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
@@ -203,6 +231,16 @@ def overlap(
         return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)
 
     return value_and_grad
+
+
+def _checked_layers(layers, loss) -> tuple:
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
+    if not layers:
+        raise CollectiveError("overlap needs one or more layers, got none")
+    return layers
 
 
 def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:

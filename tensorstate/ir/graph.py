@@ -1,13 +1,13 @@
 """The factor graph of a training step: tensors, operators, and the decisions that search makes.
 
 A *factor* is an axis of the program: dimensions that a reshape, a transpose or an operator shows to
-be the same share it, and a reshape that splits a dimension splits its factor. A *tensor* is a set
-of factors: its order means nothing, so a matrix and its transpose are one tensor (Zhao's
+be the same share a factor, and a reshape that splits a dimension splits its factor. A *tensor* is a
+set of factors: their order means nothing, so a matrix and its transpose are one tensor (Zhao's
 dissertation, section 5.3). Reshapes, transposes and broadcasts are *views*, not operators.
 
 An *operator* names the positions of its tensors by *labels* of its own, as an einsum does. A
-*node* gets one strategy from the search: it is a fused chain of elementwise operators, any other
-operator, or an input. Corresponding nodes of identical layers form a *node class*.
+*node* gets one strategy from the search: it is a fused chain of elementwise operators, a single
+operator of another kind, or an input. Corresponding nodes of identical layers form a *node class*.
 
 A *loop* of the step, a ``lax.scan`` or a ``lax.while_loop``, has its body in the graph once. Its
 boundary consists of operators that compute nothing: ``carry_in`` and ``carry_out`` between the
@@ -43,7 +43,7 @@ Kind = Literal[
 Reduce = Literal["sum", "max", "min"]
 LoopForm = Literal["keep", "pair", "unroll"]
 
-# Dataclasses here are compared by identity (``eq=False``): arrays in them compare elementwise.
+# Dataclasses here compare by identity (``eq=False``), because their arrays compare elementwise.
 
 
 class Consumer(NamedTuple):
@@ -56,21 +56,22 @@ class Consumer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A value, whatever the order of its dimensions. Dimensions of size 1 are left out.
+    """A value, regardless of the order of its dimensions. Dimensions of size 1 are omitted.
 
     Attributes:
         index: its index in ``Graph.tensors``.
         dims: the factor of every position. A factor may occur twice (attention scores).
-        sizes: elements of every position, each above 1.
-        dtype: of its elements, a ``numpy.dtype`` or a key type of JAX.
+        sizes: number of elements along every position, each above 1.
+        dtype: type of its elements, a ``numpy.dtype`` or a key type of JAX.
         role: its use in the training step.
-        name: the path of an input (``params/layers/0/up/kernel``), otherwise ``t17``.
-        producer: the operator that produces it, ``None`` for inputs and constants.
+        name: the path of an input (``params/layers/0/up/kernel``), otherwise a name such as
+            ``t17``.
+        producer: the operator that produces it; ``None`` for inputs and constants.
         result: which of its producer's results it is.
         consumers: all operands that read it, in the order of execution.
-        array_dims: of an input or constant: for every dimension of the array the positions whose
-            product it is, major first. ``None`` for the results of operators, which have no array
-            of their own.
+        array_dims: for every dimension of the array of an input or constant, the positions whose
+            product it is, major first. ``None`` for results of operators, which have no array of
+            their own.
     """
 
     index: int
@@ -113,12 +114,13 @@ class View:
     Attributes:
         tensor: index in ``Graph.tensors``; ``None`` for a scalar constant, repeated.
         value: that constant, a 0-d array or a Python scalar.
-        dtype: of the array.
+        dtype: type of the array's elements.
     """
 
-    # Of a tensor with positions (batch, heads, width): the array [batch, heads * width] has
-    # positions ((0,), (1, 2)), the transposed [heads, batch, width] has ((1,), (0,), (2,)), and
-    # repeated over 5 queries, as [batch, 5, heads, width], it has ((0,), (None,), (1,), (2,)).
+    # For example, a tensor has the positions (batch, heads, width). Its array [batch, heads *
+    # width] has positions ((0,), (1, 2)); the transpose [heads, batch, width] has ((1,), (0,),
+    # (2,)); and the array repeated over 5 queries, [batch, 5, heads, width], has ((0,), (None,),
+    # (1,), (2,)).
     tensor: int | None
     positions: tuple[tuple[int | None, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
@@ -138,15 +140,15 @@ class TracedEqn:
     Attributes:
         primitive: the JAX primitive to bind.
         params: its parameters, as traced for full arrays.
-        inputs: the view by which each argument is read, constants included.
+        inputs: the view through which each argument is read, including constants.
         outputs: the view of each of ``Operator.results``.
-        input_labels: for every argument and dimension the labels whose product the dimension is,
-            major first.
+        input_labels: for every dimension of every argument, the labels whose product it is, major
+            first.
         output_labels: the same for every result.
         rule: the ``rules.PrimitiveRule`` that shards and runs it.
-        remat_region: number of the ``jax.checkpoint`` region in which it reruns, ``None``
-            outside of such regions. The operators of a region run only after all inputs of the
-            region have been computed.
+        remat_region: number of the ``jax.checkpoint`` region in which it reruns; ``None`` outside
+            of such regions. The operators of a region run only after all inputs of the region have
+            been computed.
     """
 
     primitive: Any
@@ -181,7 +183,7 @@ class Operator:
       label is in ``reductions``, results are partial instead, with the reduction named there;
     - partial: the operands of one set of ``linear`` are all partial sums, the other operands are
       replicated, and all results are partial sums;
-    - sharded by the label of ``ring``: as by both of its labels.
+    - sharded by the label of ``ring``, which shards by both of its labels at once.
 
     Attributes:
         index: its index in ``Graph.operators``, which is the order of execution.
@@ -191,19 +193,19 @@ class Operator:
         operands, results: tensors with the label of every position. Scalar constants are not
             operands; they are in ``eqn``.
         reductions: the labels over which it reduces, with the reduction.
-        linear: sets of operands in which it is jointly linear: ``({0, 1},)`` for a sum,
+        linear: sets of operands in which it is jointly linear, such as ``({0, 1},)`` for a sum and
             ``({0}, {1})`` for a product.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations of the full operator (an addition and a multiplication
-            are two).
+            count as two).
         phase: the part of the step in which it runs.
         source: the line of the model that it was traced from.
         eqn: the equation that runs it.
-        pin: of an operator that changes nothing, the sharding that the step asks for there, by
-            dimension; else ``None``.
+        pin: the sharding, by dimension, that the step asks for at an operator that changes nothing;
+            ``None`` for all other operators.
         loops: numbers (in ``Graph.loops``) of the loops in whose body it runs, outermost first.
-        ring: its strategy of two labels together, if it has one.
-        reordered: of a convolution, numbers of the operands with their dimensions in another order
+        ring: its strategy that shards two labels together, if it has one.
+        reordered: for a convolution, numbers of the operands whose dimensions are in another order
             than (batch, space, features) and (space, features, new features).
     """
 
@@ -219,11 +221,11 @@ class Operator:
     flops: int
     phase: Phase
     source: SourceLocation
-    # With these a product "ab,bc->ac" has sizes (A, B, C), reductions {b: "sum"} and linear ({0},
-    # {1}). Sharded by a: the left operand and the result are, the right one is replicated. By b:
-    # both operands are, and every device has a partial sum of the result. Partial: as the product
-    # is linear in either operand, sums that are open on the left may stay open, and are completed
-    # once, behind it, where that is cheaper.
+    # For example, a product "ab,bc->ac" has sizes (A, B, C), reductions {b: "sum"} and linear ({0},
+    # {1}). Sharded by a, the left operand and the result are sharded and the right operand is
+    # replicated. Sharded by b, both operands are sharded and every device has a partial sum of the
+    # result. Since the product is linear in either operand, partial sums on the left may also stay
+    # partial, to be completed once, behind the product, where that is cheaper.
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
@@ -237,10 +239,11 @@ class Loop(NamedTuple):
     Attributes:
         length: number of iterations; ``None`` if it depends on data.
         reverse: whether it starts with the last row of its stacked operands.
-        carries: of every carry the operators ``carry_in`` and ``carry_out``.
+        carries: the operators ``carry_in`` and ``carry_out`` of every carry.
         source: the line of the model.
-        mirrors: number of the loop of the forward pass that it runs through backwards, reading
-            tensors of that body, of the same iteration; ``None`` for others.
+        mirrors: for a loop of the backward pass, the number of the forward loop that it runs
+            through in reverse, reading tensors of the same iteration of that body; ``None`` for
+            other loops.
     """
 
     length: int | None
@@ -251,8 +254,8 @@ class Loop(NamedTuple):
 
 
 LOOP_BOUNDARY = frozenset({"carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"})
-# Those whose results a loop leaves behind, outside of its body. No trace has "sum_out": 1F1B runs
-# the operators between both scans once per microbatch, and adds up what leaves them.
+# The boundary operators whose results are outside of the body. No trace has "sum_out": 1F1B runs
+# the operators between both scans once per microbatch, and adds up the tensors that leave them.
 LOOP_EXITS = frozenset({"carry_out", "scan_stack", "while_condition", "sum_out"})
 
 
@@ -261,9 +264,9 @@ class Output(NamedTuple):
 
     Attributes:
         name: its path in the result.
-        view: how it is read; ``view.tensor`` is ``None`` for a constant.
-        updates: number (in ``Graph.inputs``) of the input whose new value it is, or ``None``. It
-            is returned with that input's placements, and may reuse its memory.
+        view: the view through which it is read; ``view.tensor`` is ``None`` for a constant.
+        updates: number (in ``Graph.inputs``) of the input whose new value it is, or ``None``. It is
+            returned with that input's placements, and may reuse its memory.
     """
 
     name: str
@@ -284,13 +287,14 @@ class Node:
 
     Attributes:
         index: its index in ``Graph.nodes``.
-        kind: of its operator; ``"elementwise"`` for a chain; ``"input"`` for an input or constant.
+        kind: the kind of its operator; ``"elementwise"`` for a chain, ``"input"`` for an input or
+            constant.
         phase: the part of the step in which it runs; ``None`` for inputs.
         sizes: elements of every label.
-        need_replication: labels that cannot be sharded. Of an input: positions at which no
+        need_replication: labels that cannot be sharded; for an input, the positions at which no
             ``PartitionSpec`` can shard it, since they are not the major part of their dimension.
         members: its operators in the order of execution; empty for an input.
-        tensor: the input or constant, else ``None``. Its labels are its positions.
+        tensor: the input or constant, whose positions are the labels; else ``None``.
         class_id: number of its class in ``Graph.node_classes``.
     """
 
@@ -322,11 +326,12 @@ class Edge(NamedTuple):
 
 
 class Untied(NamedTuple):
-    """Inputs of identical layers that pins tell apart.
+    """Inputs of identical layers that pins distinguish.
 
     Attributes:
-        groups: by input tensor the number of its group: inputs of two groups are of two classes.
-        tied: the number of classes without them.
+        groups: the group number of each input tensor; inputs of different groups have different
+            classes.
+        tied: the number of classes without this distinction.
     """
 
     groups: Mapping[int, int]
@@ -346,7 +351,7 @@ class Graph:
         outputs: the leaves of the step's result, in order.
         factors: size of every factor.
         nodes: the nodes, each of which gets one strategy.
-        node_classes: the nodes of each class. Label l of one is label l of every other.
+        node_classes: the nodes of each class; label l of one node is label l of every other.
         edges: the tensors between nodes.
         in_tree, out_tree: structures (``jax.tree``) of the arguments and of the result.
         changed: names of the arguments that the traced function changes in place, as steps on
@@ -354,7 +359,7 @@ class Graph:
         loops: the loops of the step, which operators name by their numbers.
         padding: the dimensions that are longer than in the traced function; ``None`` if none are.
         context: the mesh and the types of arguments with which it was traced.
-        untied: inputs that pins tell apart; ``None`` if identical layers are decided as one.
+        untied: inputs that pins distinguish; ``None`` if identical layers are decided as one.
     """
 
     tensors: tuple[Tensor, ...]
@@ -381,7 +386,7 @@ class Graph:
 
     @property
     def argument_sizes(self) -> frozenset[int]:
-        """Sizes of the dimensions of arguments that are one factor each, but for random keys."""
+        """Sizes of arguments' dimensions that are single factors, except for random keys."""
         tensors = (self.tensors[index] for index in self.inputs)
         return frozenset(
             tensor.sizes[positions[0]]
@@ -392,7 +397,7 @@ class Graph:
         )
 
     def num_repeats(self, loops: tuple[int, ...]) -> int:
-        """Executions of the body of nested loops; one for a loop whose length depends on data."""
+        """Number of runs of a nested loop's body; a length that depends on data counts as one."""
         return math.prod(self.loops[loop].length or 1 for loop in loops)
 
     def loops_around(self, tensor: int) -> tuple[int, ...]:
@@ -400,8 +405,8 @@ class Graph:
         producer = self.tensors[tensor].producer
         if producer is None:
             return ()
-        # An exit is listed with the body, behind whose last operator it stands; its result is not
-        # there in any iteration.
+        # An exit is listed with the body, behind the body's last operator, but its result does not
+        # exist in any iteration.
         operator = self.operators[producer]
         return operator.loops[:-1] if operator.primitive in LOOP_EXITS else operator.loops
 
@@ -414,7 +419,7 @@ class Graph:
 
     @functools.cached_property
     def mirrored(self) -> Mapping[int, int]:
-        """By loop of the forward pass the loop of the backward pass that mirrors it."""
+        """The loop of the backward pass for each loop of the forward pass that it mirrors."""
         return {
             loop.mirrors: number
             for number, loop in enumerate(self.loops)
@@ -422,7 +427,7 @@ class Graph:
         }
 
     def mirror(self, loops: tuple[int, ...]) -> int | None:
-        """The loop that mirrors the only one around something."""
+        """The loop that mirrors ``loops`` if these are a single mirrored loop, else ``None``."""
         # Only outermost scans are paired: see ``mirrored`` in ``tensorstate.tracing.inline``.
         return self.mirrored.get(loops[0]) if len(loops) == 1 else None
 
@@ -446,7 +451,7 @@ class Graph:
 
         Each class is printed as its first node, followed by the number of its nodes.
         """
-        # Factors are a to z, A to Z, then a1 and so on.
+        # Factors are named a to z, A to Z, then a1 and so on.
         letters = string.ascii_letters
         names = [letters[i % 52] + str(i // 52 or "") for i in range(len(self.factors))]
         lines = [
@@ -482,8 +487,8 @@ def _format_factors(tensor: Tensor, names: list[str]) -> str:
 
 
 def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
-    # A label is named after its factor. Attention scores have the sequence twice, as queries and
-    # as keys: there the second label on a factor gets a prime.
+    # A label is named after its factor. If a factor occurs twice, as the sequence does in attention
+    # scores (queries and keys), its second label gets a prime.
     labels: dict[int, str] = {}
     for use in (*operator.operands, *operator.results):
         for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
@@ -508,7 +513,7 @@ def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
         body = f" {operator.primitive}"
         body += "(" + ", ".join(f"{tensor.name}[{spelled(use)}]" for tensor, use in pairs) + ")"
     if operator.reductions and operator.kind != "einsum":
-        # The label of the terms of a zero, as of ``rules.loops.fill``, is that of no tensor.
+        # No tensor has the label of the terms of a zero (see ``rules.loops.fill``).
         body += " over{" + ",".join(labels.get(k, "?") for k in operator.reductions) + "}"
     results = ", ".join(f"[{spelled(use)}]" for use in operator.results)
     return f"{head}{body} -> {results} {operator.phase}"

@@ -1,10 +1,10 @@
 """Placements of tensors on a device mesh.
 
-On every mesh axis a tensor is replicated, sharded at one of its positions, or partial: the values
-of the devices must still be reduced (JAX: unreduced). Placements are a tuple with one placement per
-mesh axis, as in DTensor; Zhao's dissertation, section 5.2.1, calls it the state of a tensor. If
-several axes shard one position, the first of these axes shards it first, so only the placement on
-the last of them can change.
+On every mesh axis a tensor is replicated, sharded at one of its positions, or partial, which means
+that the devices' values must still be reduced (JAX calls this unreduced). Placements are a tuple
+with one placement per mesh axis, as in DTensor; Zhao's dissertation, section 5.2.1, calls it the
+state of a tensor. If several axes shard one position, the first of these axes shards it first, so
+only the placement on the last of them can change.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from jaxcoll.errors import named
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 
-# Placements other than sharding. Sharding at a position is the position, 0 or above: so that
-# ``placement >= 0`` asks whether it is sharded, and ``placement < REPLICATED`` whether it is open.
-# On a mesh (data, model) a weight [in, out] of a column-parallel layer is (REPLICATED, 1), and the
-# result of the row-parallel layer behind it, before its all-reduce, is (0, SUM).
+# Placements other than sharding. The placement that shards a position is the position itself, 0 or
+# above. So ``placement >= 0`` tells whether it is sharded, and ``placement < REPLICATED`` whether
+# it is partial. For example, on a mesh (data, model) a weight [in, out] of a column-parallel layer
+# is (REPLICATED, 1), and the result of the row-parallel layer behind it is (0, SUM) before its
+# all-reduce.
 REPLICATED = -1
 SUM, MAX, MIN = -2, -3, -4
 PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
 
-# Devices of a mesh, as many as a ``Topology`` may have ranks; and microbatches.
+# The most devices of a mesh, as many as a ``Topology`` may have ranks; also the most microbatches.
 MOST_DEVICES = 2**22
 
 Placements = tuple[int, ...]
@@ -36,7 +37,7 @@ Placements = tuple[int, ...]
 
 
 class MeshShape(NamedTuple):
-    """Names and sizes of the axes of a device mesh, whose last axis varies fastest over devices."""
+    """Names and sizes of the axes of a device mesh; the last axis varies fastest over devices."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -62,7 +63,7 @@ class MeshShape(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its axes with their sizes: "data 2 x model 4"."""
+        """The axes with their sizes, as in "data 2 x model 4"."""
         return " x ".join(f"{named(n)} {s}" for n, s in zip(self.names, self.sizes, strict=True))
 
     @property
@@ -76,8 +77,8 @@ class MeshShape(NamedTuple):
         return tuple(axis for axis, size in enumerate(self.sizes) if size > 1)
 
     def replica_groups(self, axes: Sequence[int]) -> np.ndarray:
-        """The devices of every group along some axes, one row per group, in HLO's numbering."""
-        # HLO numbers devices by their place in the mesh, not by ``device.id``.
+        """The devices of every group along ``axes``, one row per group, in HLO's numbering."""
+        # HLO numbers devices by their positions in the mesh, not by ``device.id``.
         others = [axis for axis in range(len(self.sizes)) if axis not in axes]
         devices = np.arange(self.num_devices).reshape(self.sizes).transpose([*others, *axes])
         return devices.reshape(-1, math.prod(self.sizes[axis] for axis in axes))
@@ -121,7 +122,7 @@ class PinnedDim(NamedTuple):
     """A dimension of an array whose sharding the step itself asks for.
 
     Attributes:
-        labels: the operator's labels whose product it is, major first.
+        labels: the operator's labels whose product the dimension is, major first.
         axes: names of the mesh axes that shard it, major first; ``None`` if any may.
     """
 
@@ -130,15 +131,15 @@ class PinnedDim(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """A strategy that shards two labels of an operator together, while one goes round.
+    """A strategy that shards two labels of an operator together, one of which goes round a ring.
 
-    Every device has a block of both, and the blocks of ``keys`` visit all devices along the mesh
-    axes that the strategy shards (see ``rules.ring``).
+    Every device has a block of both labels, and the blocks of ``keys`` visit all devices along the
+    mesh axes that the strategy shards (see ``rules.ring``).
 
     Attributes:
-        label: by which the strategy is named; no tensor has it.
+        label: the label that stands for the strategy; no tensor has it.
         queries, keys: the labels that it shards.
-        passes: how often the operands with ``keys`` go round the ring.
+        passes: number of times that the operands with ``keys`` go round the ring.
     """
 
     label: int

@@ -1,17 +1,18 @@
 """Strategies of nodes, and the groups of tensors whose placements follow from them.
 
 A strategy has one placement per mesh axis: ``REPLICATED``, a label to shard by, or
-``partial_of(i)``: the operands of the node's i-th linear set are partial sums (see
-``graph.Operator``). The placements of the node's tensors follow from it. A product x[i, k] w[k, j]
-sharded by k, for instance, requires x and w sharded along k, and its result is a partial sum.
+``partial_of(i)``, which means that the operands of the node's i-th linear set are partial sums (see
+``graph.Operator``). The placements of the node's tensors follow from its strategy. For instance, a
+product x[i, k] w[k, j] sharded by k requires x and w sharded along k, and its result is a partial
+sum.
 
 Operands and results are named by *port*: (position of the operator among the node's members, number
 of its operand or result). Ports are the same for all nodes of a class.
 
-A tensor group is identical tensors with the same producer class and the same consumer classes.
-Communication and memory are those of groups, each counted with its multiplicity: they depend only
-on the placements in which the producer class leaves the tensors, and on those that the consumer
-classes require.
+A tensor group consists of identical tensors with the same producer class and the same consumer
+classes. Communication and memory are computed per group and counted with the group's multiplicity.
+They depend only on the placements in which the producer class leaves the tensors, and on those that
+the consumer classes require.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class NodeStrategies:
         graph: the training step.
         node: a node of the class.
         mesh: the device mesh.
-        fixed: number of a mesh axis, and the only placement that there is on it.
+        fixed: number of a mesh axis, and the only placement allowed on it.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class NodeStrategies:
     ):
         self.node, self.mesh, self.fixed = node, mesh, fixed
         self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
-        # Sharded along a label that a member reduces, the node has terms of its results.
+        # Where a node is sharded along a label that a member reduces, devices have terms of its
+        # results.
         self.reductions: Mapping[int, int] = {
             member.labels[label]: PARTIAL[reduce_op]
             for member in node.members
@@ -102,7 +104,7 @@ class NodeStrategies:
         )
 
     def sharding_of(self, label: int, strategy: Strategy) -> Placements:
-        """By mesh axis a label where the strategy shards it, and else ``REPLICATED``."""
+        """The label on the mesh axes where the strategy shards it, else ``REPLICATED``."""
         return tuple(
             label if label in self._labels_of(placement) else REPLICATED for placement in strategy
         )
@@ -114,7 +116,7 @@ class NodeStrategies:
         return (placement,)
 
     def _position(self, placement: int, labels: tuple[int, ...]) -> int | None:
-        """The position that a placement shards, of a tensor with these labels."""
+        """The position that a placement shards in a tensor with these labels, if any."""
         sharded = self._labels_of(placement)
         return next((labels.index(label) for label in sharded if label in labels), None)
 
@@ -126,7 +128,7 @@ class NodeStrategies:
         def on_axis(placement: int) -> int:
             if placement >= 0:
                 position = self._position(placement, labels)
-                # Sharded by a label that the result lacks it is reduced along: each has a term.
+                # A label that the result lacks is reduced, so every device has a term.
                 return self.reductions.get(placement, REPLICATED) if position is None else position
             is_term = placement < REPLICATED and port in self.linear[-2 - placement].results
             return SUM if is_term else REPLICATED
@@ -142,8 +144,8 @@ class NodeStrategies:
             if placement >= 0:
                 position = self._position(placement, labels)
                 return REPLICATED if position is None else position
-            # A product of two partial sums is not a partial product: of a * b one factor is whole.
-            # So is a tensor that is read at both kinds of ports.
+            # A product of two partial sums is not a partial product, so one factor of a * b must be
+            # whole. A tensor that is read at both kinds of ports must be whole, too.
             is_term = placement < REPLICATED and ports <= self.linear[-2 - placement].operands
             return SUM if is_term else REPLICATED
 
@@ -159,7 +161,7 @@ class LinearSet:
 
     Attributes:
         operands: ports of the operands.
-        results: ports of the results that are partial sums then.
+        results: ports of the results that are then partial sums.
     """
 
     operands: frozenset[Port]
@@ -169,10 +171,10 @@ class LinearSet:
 def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
     """The sets of operands in which a chain of operators is jointly linear.
 
-    A tensor that several operands read is partial for all of them.
+    If several operands read a tensor, it is partial for all of them or for none.
     """
-    # Each operator says in which operands it is linear together; of a chain those sets count that
-    # come in from outside and stay linear to its end.
+    # Each operator names the sets of operands in which it is jointly linear. For a chain, only sets
+    # count that come from outside and stay linear to the end of the chain.
     internal = {use.tensor for operator in members for use in operator.results}
     by_operands: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
@@ -188,16 +190,17 @@ def _propagate_partial(
     members: Sequence[Operator], internal: set[int], inputs: frozenset[int]
 ) -> LinearSet | None:
     """The smallest linear set with these inputs; ``None`` if an operator is not linear in them."""
-    # As of (x + y) * s, whose first operator is linear in x and y together: each alone would not
-    # be. The inputs grow until they are closed: where a of a + b is partial, b must be so too, and
-    # the chain is followed from its beginning once more. Tensors within the chain cannot be added.
+    # For example, the first operator of (x + y) * s is linear in x and y together, but not in each
+    # alone. So the inputs grow until they are closed: if a of a + b is partial, b must be partial
+    # too, and the chain is followed from its beginning once more. Tensors within the chain cannot
+    # become inputs.
     while True:
         partial, results = set(inputs), set()
         missing: frozenset[int] = frozenset()
         for m, operator in enumerate(members):
             tensors = [use.tensor for use in operator.operands]
             partial_operands = {i for i, tensor in enumerate(tensors) if tensor in partial}
-            if not partial_operands:  # of whole tensors alone
+            if not partial_operands:  # it reads whole tensors only
                 continue
             sets = [s for s in operator.linear if partial_operands <= s]
             if not sets:
@@ -225,11 +228,11 @@ class ConsumerClass:
     """A node class that reads the tensors of a group.
 
     Attributes:
-        class_id: the class; ``None`` for the caller of the step, who accepts all placements that
+        class_id: the class; ``None`` for the caller of the step, which accepts all placements that
             are not partial.
         labels: label of the class for every position of the tensor.
-        ports: the operands that read it. The operands of a concatenation are interchangeable: they
-            all count as its first.
+        ports: the operands that read it. The operands of a concatenation are interchangeable, so
+            they all count as its first operand.
         after_forward: whether it is read after the forward pass.
         after_loop: whether it is produced in the microbatch loop and read after the loop.
     """
@@ -248,15 +251,15 @@ class TensorGroup:
     Attributes:
         tensors: all of them, in the order of execution.
         producers: the producing node of each of them, or the input's node.
-        consumers: for every tensor and consumer class the nodes that read it; none for the caller.
+        consumers: for every tensor and consumer class, the nodes that read it; none for the caller.
         class_id: the class of the producers.
         labels: label of the class for every position.
-        port: the member and its result that is the tensor; (0, 0) for an input.
+        port: the port of the result that is the tensor; (0, 0) for an input.
         is_input: whether it is an input, which stays in memory.
         in_forward: whether it exists in the forward pass.
         consumer_classes: the classes that read it.
-        sizes: of the full tensor, or of one microbatch of it.
-        nbytes: likewise.
+        sizes: sizes of the full tensor, or of one microbatch of it.
+        nbytes: bytes of the full tensor, or of one microbatch of it.
         batch_placement: its placement along the batch (see ``MicrobatchSplit.batch_placements``).
         in_loop: whether it exists in the microbatch loop.
         num_repeats: executions of the loops of the step in whose body it exists.
@@ -293,7 +296,7 @@ class TensorGroup:
 
 @dataclasses.dataclass
 class _TensorUses:
-    """The producer of a tensor, its labels there, and the consumers."""
+    """The producer of a tensor, the producer's labels for it, and its consumers."""
 
     producer: int
     labels: tuple[int, ...]
@@ -321,11 +324,11 @@ def find_tensor_groups(
     """The tensor groups of a training step.
 
     Args:
-        graph: of the step, or of one microbatch.
+        graph: the graph of the step, or of one microbatch.
         microbatch_split: the loop over microbatches, if there is one.
-        lasting: tensors that are read by their producing node only, but stay in memory after it has
-            run: they belong to a group too (see ``Liveness.lasting``).
-        streamed: placements of all tensors along the microbatches of a pipeline, if there is one
+        lasting: tensors that only their producing node reads, but that stay in memory after it has
+            run; they belong to a group too (see ``Liveness.lasting``).
+        streamed: placements of all tensors along the microbatches of a pipeline, if any
             (see ``PipelineStages.batch_placements``).
     """
     split_as = streamed if microbatch_split is None else microbatch_split.batch_placements
@@ -361,8 +364,8 @@ def find_tensor_groups(
             uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
     for tensor in (*inputs, *lasting):  # without a reader in another node, but in memory
         uses(tensor)
-    # Tensors of one signature have the same costs in every plan: a model of 80 equal layers has the
-    # groups of one or two of them, and so the program is as small.
+    # Tensors with equal signatures have equal costs in every plan. So a model of 80 equal layers
+    # has the groups of one or two layers, and its program is as small as theirs.
     groups: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(uses_of):
         batch_placement = split_as[tensor] if split_as else REPLICATED
@@ -371,7 +374,7 @@ def find_tensor_groups(
 
 
 def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
-    """The node that produces a tensor, and the node's label of every position."""
+    """The node that produces a tensor, and the node's label for every position."""
     t = graph.tensors[tensor]
     if t.producer is None:
         return inputs[tensor].index, tuple(range(len(t.sizes)))
@@ -428,18 +431,18 @@ def _consumer_class(graph: Graph, edge: Edge) -> ConsumerClass:
 def _returned(
     graph: Graph, output: Output, inputs
 ) -> tuple[ConsumerClass] | tuple[ConsumerClass, int]:
-    """The caller as a consumer: a new value must have the placements of the input it replaces."""
+    """The caller as a consumer; a new value must have the placements of the input it replaces."""
     unconstrained = (ConsumerClass(None, (), frozenset(), after_forward=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return unconstrained
-    # The new value takes the place of the old in the next step, so that it has its placements. Its
-    # positions are named differently, and are matched through the dimensions of the array.
+    # The new value replaces the old one in the next step, so it must have the same placements. Its
+    # positions are numbered differently, and are matched through the dimensions of the array.
     node = inputs[graph.inputs[output.updates]]
     input_dims = graph.tensors[node.tensor].array_dims or ()
     input_positions = [position for dimension in input_dims for position in dimension]
     positions = [position for dimension in output.view.positions for position in dimension]
     sizes = graph.tensors[output.view.tensor or 0].sizes
-    # Where they do not match one to one, as after a reshape, the caller takes it as it comes.
+    # If they do not match one to one, as after a reshape, the caller accepts any placements.
     labels = dict(zip(positions, input_positions, strict=False))
     if len(positions) != len(input_positions) or any(
         position is None or sizes[position] != node.sizes[label]

@@ -1,14 +1,14 @@
-"""A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
+"""A plan, or two side by side, as an interactive page.
 
-The reason why a node class has its strategy is the cost of any other one, all else being equal. The
-page around it, its style and its rules are those of ``jaxcoll.pages``.
+From the top: a sentence, the layers with pictures of their arrays, the dearest collectives with
+their reasons, the step in time, and memory with the buffers at its peak. A click leads to tensors
+and operators, and to what any other strategy would cost. The page around it, its style and its
+rules are those of ``jaxcoll.pages``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,132 +17,81 @@ import numpy as np
 from jaxcoll.pages import page as html_page
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import CATEGORIES, bytes_by_group
-from tensorstate.cost.reshard_plan import reshard_plans
 from tensorstate.cost.step_tasks import operator_names
 from tensorstate.cost.timeline import Event, StepSchedule
-from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
-from tensorstate.report.text import (
-    common_pattern,
-    format_placements,
-    parallelism_name,
-    seconds,
-    size,
-    summary,
-)
-
-MOST_PRICED = 3000  # strategies of a plan: a second or two
-
-
-class Alternative(NamedTuple):
-    """Another strategy of a node class.
-
-    Attributes:
-        strategy: the strategy.
-        seconds: the step's time with it, less that of the plan.
-    """
-
-    strategy: Strategy
-    seconds: float
-
-
-def alternatives(
-    problem: Problem, result: SearchResult, classes: Sequence[int], most: int = MOST_PRICED
-) -> Mapping[int, tuple[Alternative, ...]]:
-    """The other strategies of node classes, by class, the fastest first.
-
-    Only the class itself changes, and with it the reshards of the tensors it reads and produces;
-    memory is not counted. Strategies that no reshard reaches are left out.
-
-    Args:
-        classes: numbers of node classes; those that come first are priced first.
-        most: number of strategies to price; classes beyond it are left out.
-    """
-    # By class the tensor groups at its ends: their reshards are all that another strategy changes,
-    # beside its own operators.
-    touching: dict[int, set[int]] = defaultdict(set)
-    for number, group in enumerate(problem.tensor_groups):
-        touching[group.class_id].add(number)
-        for consumer in group.consumer_classes:
-            if consumer.class_id is not None:
-                touching[consumer.class_id].add(number)
-    again = result.cost.kept.rerun
-    reshard_seconds: dict[int, float] = defaultdict(float)
-    for reshard in result.cost.reshards:
-        reshard_seconds[reshard.group] += reshard.multiplicity * reshard.seconds
-    found: dict[int, tuple[Alternative, ...]] = {}
-    for class_id in classes:
-        strategies = problem.strategies[class_id].all
-        most -= len(strategies) - 1
-        if most < 0:
-            break
-        own = result.decisions.strategies[class_id]
-        runs = problem.multiplicity(class_id) + sum(
-            node in again for node in problem.graph.node_classes[class_id]
-        )
-        before = runs * _own_seconds(problem, class_id, own) + math.fsum(
-            reshard_seconds[number] for number in touching[class_id]
-        )
-        priced = [
-            Alternative(strategy, after - before)
-            for strategy in strategies
-            if strategy != own
-            and (after := _seconds(problem, result, class_id, strategy, touching[class_id])
-                 + runs * _own_seconds(problem, class_id, strategy)) < math.inf
-        ]  # fmt: skip
-        found[class_id] = tuple(sorted(priced, key=lambda each: (each.seconds, each.strategy)))
-    return found
-
-
-def _own_seconds(problem: Problem, class_id: int, strategy: Strategy) -> float:
-    """Seconds of a node of a class, with the sends within it."""
-    return problem.seconds(class_id, strategy) + problem.ring_seconds(class_id, strategy)
-
-
-def _seconds(
-    problem: Problem, result: SearchResult, class_id: int, strategy: Strategy, groups: set[int]
-) -> float:
-    """Seconds of the reshards of some tensor groups if one class had another strategy."""
-    strategies = list(result.decisions.strategies)
-    strategies[class_id] = strategy
-    decisions = dataclasses.replace(result.decisions, strategies=tuple(strategies))
-    try:
-        return math.fsum(
-            reshard.multiplicity * reshard.seconds
-            for number in sorted(groups)
-            for reshard in reshard_plans(problem, decisions, result.cost.kept, number)
-        )
-    except PlanError:
-        return math.inf
-
-
-def position(problem: Problem, node: int) -> int:
-    """The program point at which a node has run; -1 for an input."""
-    at = problem.liveness.at
-    return max((at[m.operator] for m in problem.graph.nodes[node].members), default=-1)
-
+from tensorstate.report.alternatives import Alternative, alternatives
+from tensorstate.report.dearest import peak_buffers, sendings
+from tensorstate.report.layers import Layer, Layers, Picture
+from tensorstate.report.parallelism import parallelism_name, sentence
+from tensorstate.report.text import common_pattern, format_placements, summary
+from tensorstate.report.units import seconds, size
 
 PHASES = ("forward", "backward", "optimizer")
 # A page stays below about 2 MB, which a browser opens at once.
 MOST_CLASSES, MOST_EVENTS, MOST_POINTS = 1000, 8000, 1000
+MOST_SENDINGS, MOST_BUFFERS, MOST_LAYERS = 10, 12, 200
 _MOST_ALTERNATIVES = 5  # of a class
+_MOST_ARRAYS = 24  # of a layer
 
 
-def page(
-    problem: Problem, result: SearchResult, memory_limit: float | None, title: str = "Plan"
-) -> str:
-    """The page's HTML.
+class Shown(NamedTuple):
+    """A plan on a page.
 
-    Args:
+    Attributes:
         problem, result, memory_limit: as for ``report.summary``.
-        title: of the page.
+        name: of the plan.
     """
-    cost, mesh, notes = result.cost, problem.mesh, []
+
+    problem: Problem
+    result: SearchResult
+    memory_limit: float | None
+    name: str
+
+
+def page(title: str, *plans: Shown) -> str:
+    """The page's HTML, with one plan or with several side by side."""
+    notes: list[str] = []
+    data = {"plans": [_plan(shown, notes) for shown in plans]}
+    # Of several the numbers stand in a table, not in tiles.
+    facts = _facts(plans[0]) if len(plans) == 1 else {}
+    return html_page("plan", title, facts, [*dict.fromkeys(notes)], data)
+
+
+def _plan(shown: Shown, notes: list[str]) -> dict[str, Any]:
+    """The script's data of a plan."""
+    problem, result, memory_limit, _ = shown
+    cost, mesh = result.cost, problem.mesh
+    timeline, layers = cost.timeline(memory_limit), Layers(problem, result)
+    classes = _shown_classes(problem, result, notes)
+    number = {class_id: i for i, class_id in enumerate(classes)}
+    return {
+        "name": shown.name,
+        "sentence": sentence(problem, result.decisions, cost),
+        "facts": _facts(shown),
+        "summary": summary(problem, result, memory_limit),
+        "axes": list(mesh.names),
+        "sizes": list(mesh.sizes),
+        "microbatches": problem.microbatches,
+        "seconds": timeline.seconds,
+        "limit": memory_limit if memory_limit and math.isfinite(memory_limit) else None,
+        "layers": _layers(layers, number, notes),
+        **_collectives(problem, result, layers, timeline, number),
+        **_buffers(problem, result, layers, number),
+        **_classes(problem, result, classes, layers),
+        "memory": _memory(problem, result, notes),
+        "events": _events(timeline, number, notes),
+    }
+
+
+def _facts(shown: Shown) -> dict[str, str]:
+    """The numbers of a plan, by name."""
+    problem, result, memory_limit, _ = shown
+    cost, mesh = result.cost, problem.mesh
     timeline = cost.timeline(memory_limit)
-    shown = _shown_classes(problem, result, notes)
     facts = {
         "parallelism": parallelism_name(problem, result.decisions, cost),
         "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
@@ -151,6 +100,7 @@ def page(
         "compute": seconds(cost.compute),
         "communication": seconds(cost.communication),
         "exposed communication": seconds(timeline.exposed_seconds),
+        "collectives": f"{sum(cost.count_by_collective.values()):,}",
         "memory": size(cost.memory.peak),
         "gap": "no bound" if math.isinf(result.bound) else f"{100 * result.gap:.2g} %",
     }
@@ -160,20 +110,114 @@ def page(
         facts["stages"] = f"{staged.stages} on {staged.axis}"
         facts["microbatches"] = str(staged.microbatches)
         facts["bubble"] = f"{100 * staged.bubble:.0f} %"
-    data = {
-        "summary": summary(problem, result, memory_limit),
-        "axes": list(mesh.names),
-        "microbatches": problem.microbatches,
-        "seconds": timeline.seconds,
-        "limit": memory_limit if memory_limit and math.isfinite(memory_limit) else None,
-        **_classes(problem, result, shown),
-        "memory": _memory(problem, result, notes),
-        "events": _events(timeline, shown, notes),
-    }
-    return html_page("plan", title, facts, notes, data)
+    return facts
 
 
 # ---------------------------------------------------------------------- layers
+
+
+def _layers(layers: Layers, number: Mapping[int, int], notes: list[str]) -> list[dict[str, Any]]:
+    """The rows of layers, in the order of execution."""
+    rows = layers.rows
+    if len(rows) > MOST_LAYERS:
+        notes.append(f"Of {len(rows):,} layers, the {MOST_LAYERS} that take longest are shown.")
+        dearest = sorted(rows, key=lambda row: -row.compute - row.communication)[:MOST_LAYERS]
+        names = {row.name for row in dearest}
+        rows = [row for row in rows if row.name in names]
+    return [_layer(row, number) for row in rows]
+
+
+def _layer(row: Layer, number: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "count": len(row.paths),
+        "compute": row.compute,
+        "communication": row.communication,
+        "bytes": row.nbytes,
+        "parameters": [_array(each, number) for each in row.parameters[:_MOST_ARRAYS]],
+        "activations": [_array(each, number) for each in row.activations],
+        "classes": [number[g] for g in row.classes if g in number],
+    }
+
+
+def _array(picture: Picture, number: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "name": picture.name,
+        "short": picture.short,
+        "shape": picture.shape,
+        "cuts": picture.cuts,
+        "partial": picture.partial,
+        "spec": picture.spec,
+        "bytes": picture.nbytes,
+        "class": number.get(picture.class_id, -1),
+    }
+
+
+# ---------------------------------------------------------------------- what is dearest
+
+
+def _collectives(
+    problem: Problem,
+    result: SearchResult,
+    layers: Layers,
+    timeline: StepSchedule,
+    number: Mapping[int, int],
+) -> dict[str, Any]:
+    """The dearest collectives, and the sum of the others."""
+    found = sendings(problem, result, layers, timeline)
+    others = found[MOST_SENDINGS:]
+    return {
+        "collectives": [
+            {
+                "kind": each.kind,
+                "axis": each.axis,
+                "what": each.what,
+                "why": each.why,
+                "count": each.count,
+                "bytes": each.nbytes,
+                "seconds": each.seconds,
+                "exposed": each.exposed,
+                "class": number.get(each.class_id, -1),
+                "reader": -1 if each.reader is None else number.get(each.reader, -1),
+            }
+            for each in found[:MOST_SENDINGS]
+        ],
+        "others": {
+            "count": sum(each.count for each in others),
+            "seconds": math.fsum(each.seconds for each in others),
+        },
+        "sent": result.cost.communication,
+    }
+
+
+def _buffers(
+    problem: Problem, result: SearchResult, layers: Layers, number: Mapping[int, int]
+) -> dict[str, Any]:
+    """The largest buffers at the peak, and the sum of the others."""
+    found = peak_buffers(problem, result, layers)
+    others = found[MOST_BUFFERS:]
+    return {
+        "buffers": [
+            {
+                "what": each.what,
+                "category": each.category,
+                "bytes": each.nbytes,
+                "class": number.get(each.class_id, -1),
+            }
+            for each in found[:MOST_BUFFERS]
+        ],
+        "smaller": {"count": len(others), "bytes": math.fsum(each.nbytes for each in others)},
+        "peak": result.cost.memory.peak,
+    }
+
+
+# ---------------------------------------------------------------------- operators
+
+
+def position(problem: Problem, node: int) -> int:
+    """The program point at which a node has run; -1 for an input."""
+    at = problem.liveness.at
+    return max((at[m.operator] for m in problem.graph.nodes[node].members), default=-1)
 
 
 def _shown_classes(problem: Problem, result: SearchResult, notes: list[str]) -> list[int]:
@@ -195,7 +239,9 @@ def _by_work(problem: Problem, strategies: Sequence[Strategy], classes: Iterable
     )
 
 
-def _classes(problem: Problem, result: SearchResult, shown: Sequence[int]) -> dict[str, Any]:
+def _classes(
+    problem: Problem, result: SearchResult, shown: Sequence[int], layers: Layers
+) -> dict[str, Any]:
     """The classes with their strategies, the tensors between them, and why they are so."""
     number = {class_id: i for i, class_id in enumerate(shown)}
     strategies = result.decisions.strategies
@@ -204,7 +250,13 @@ def _classes(problem: Problem, result: SearchResult, shown: Sequence[int]) -> di
     priced = alternatives(problem, result, _by_work(problem, strategies, shown))
     return {
         "kinds": texts,
-        "classes": [_class(problem, result, g, texts, priced.get(g)) for g in shown],
+        "classes": [
+            {
+                "layer": layers.of_node[problem.node(g).index],
+                **_class(problem, result, g, texts, priced.get(g)),
+            }
+            for g in shown
+        ],
         "tensors": [
             [number[group.class_id], number[consumer.class_id], size(group.nbytes)]
             for group in problem.tensor_groups
@@ -329,10 +381,9 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     }
 
 
-def _events(timeline: StepSchedule, shown: Sequence[int], notes: list[str]) -> list[list]:
+def _events(timeline: StepSchedule, number: Mapping[int, int], notes: list[str]) -> list[list]:
     """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
     # Microseconds, to seven digits from the start of the step.
-    number = {class_id: i for i, class_id in enumerate(shown)}
     events: Sequence[Event] = timeline.events
     if len(events) > MOST_EVENTS:
         whole = math.fsum(event.seconds for event in events)

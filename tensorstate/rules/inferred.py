@@ -1,13 +1,14 @@
 """Rules for primitives without a written rule, inferred from JAX's batching rules.
 
-JAX's batching rule of a primitive knows which dimensions are independent. If ``vmap`` of the
-primitive over a dimension, traced on slices without that dimension, is the same equation on full
-arrays, then every slice along the dimension is computed independently, and the dimension can be
-sharded. One dimension after another is removed in this way; the remaining ones need replication.
-A device runs ``vmap`` of the primitive on slices without the removed dimensions, so that JAX adapts
-parameters that name sizes or dimensions.
+JAX's batching rule of a primitive knows which dimensions are independent. Suppose that ``vmap`` of
+the primitive over a dimension, given the primitive on slices without that dimension, traces to the
+very equation on full arrays. Then every slice along the dimension is computed independently, and
+the dimension can be sharded. One dimension after another is removed in this way; the remaining ones
+need replication. A device runs ``vmap`` of the primitive on slices without the removed dimensions,
+so that JAX adapts parameters that name sizes or dimensions.
 
-A primitive that JAX batches by broadcasting its operands is taken to be elementwise, without proof.
+A primitive that JAX batches by broadcasting its operands is assumed to be elementwise, without
+proof.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from tensorstate.rules.sharding_rule import (
     num_elements,
 )
 
-# Pairings of the operands' dimensions that are tried at most, each by traces of ``vmap``. Three
-# operands of rank 4 have 124 pairings; most are left out, since their sizes differ.
+# The most pairings of the operands' dimensions that are tried, each by traces of ``vmap``. Three
+# operands of rank 4 have 124 pairings; most are skipped, since their sizes differ.
 MAX_CANDIDATES = 256
 
 Shape = tuple[int, ...]
 
 
 class Layer(NamedTuple):
-    """A dimension that ``vmap`` maps, by its number in every operand and result.
+    """The number, in every operand and result, of a dimension that ``vmap`` maps.
 
-    ``None`` stands for an operand without it.
+    ``None`` stands for an operand without the dimension.
     """
 
     operands: tuple[int | None, ...]
@@ -55,8 +56,8 @@ class Slice(NamedTuple):
     """A primitive on one slice: its parameters and operands without the mapped dimensions.
 
     Attributes:
-        params: of the primitive.
-        operands, results: as ``jax.ShapeDtypeStruct``.
+        params: parameters of the primitive.
+        operands, results: their shapes and types.
     """
 
     params: Mapping[str, Any]
@@ -70,11 +71,11 @@ def infer(
     results: Sequence[AbstractArray],
     params: Mapping[str, Any],
 ) -> PrimitiveRule:
-    """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` where none is found."""
+    """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` if none is found."""
     if jax_internals.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return PrimitiveRule(elementwise.sharding_rule, bind, "elementwise")
     if primitive.name in jaxprs.FOREIGN:
-        return FALLBACK_RULE  # batching rules of theirs say how they are called, not what they do
+        return FALLBACK_RULE  # their batching rules tell how they are called, not what they do
     if primitive.name in jaxprs.CONTROL_FLOW:
         return FALLBACK_RULE  # vmap replaces their jaxprs, so equations cannot be compared
     operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
@@ -120,9 +121,9 @@ def mapped(primitive: Any, full: Slice) -> tuple[list[Layer], Slice]:
     Returns:
         The dimensions, and the primitive on one slice along all of them.
     """
-    # ``cholesky`` of [8, 4, 4]: on a slice [4, 4], mapped over the first dimension, JAX's batching
-    # rule gives cholesky of [8, 4, 4] again, so 8 may be sharded. On a slice [8, 4], mapped over
-    # the second or the third, it refuses: these stay whole.
+    # For example, take ``cholesky`` of [8, 4, 4]. For a slice [4, 4], mapped over the first
+    # dimension, JAX's batching rule gives cholesky of [8, 4, 4] again, so 8 may be sharded. For a
+    # slice [8, 4], mapped over the second or the third dimension, it refuses, so these stay whole.
     layers: list[Layer] = []
     while (peeled := _peeled(primitive, full)) is not None:
         layer, full = peeled
@@ -131,7 +132,7 @@ def mapped(primitive: Any, full: Slice) -> tuple[list[Layer], Slice]:
 
 
 def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
-    """One dimension that can be mapped, and the primitive on its slices."""
+    """A dimension that can be mapped, if any, and the primitive on slices without it."""
     for dims in itertools.islice(_candidates(full.operands), MAX_CANDIDATES):
         operands = tuple(itertools.starmap(_without, zip(full.operands, dims, strict=True)))
         for params in _fewer(full.params, next(d for d in dims if d is not None)):
@@ -142,7 +143,7 @@ def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
 
 
 def _candidates(operands: Sequence[jax.ShapeDtypeStruct]) -> Iterator[tuple[int | None, ...]]:
-    """One dimension of every operand, or ``None``, of equal sizes: those of most operands first."""
+    """Choices of dimensions of equal size, one or ``None`` per operand, fewest ``None`` first."""
     choices = [[*range(len(operand.shape)), None] for operand in operands]
     candidates = []
     for dims in itertools.islice(itertools.product(*choices), 64 * MAX_CANDIDATES):
@@ -161,13 +162,13 @@ def _without(operand: jax.ShapeDtypeStruct, dimension: int | None) -> jax.ShapeD
 
 
 def _fewer(params: Mapping[str, Any], dimension: int) -> Iterator[dict[str, Any]]:
-    """Guesses of a slice's parameters: unchanged, dimensions renumbered, or sizes left out.
+    """Guesses of a slice's parameters: unchanged, with dimensions renumbered, or without a size.
 
     ``vmap`` of a guess is compared with the full equation afterwards.
     """
-    # Which of a primitive's parameters number dimensions, and which are sizes, nothing says: an
-    # ``axis=2`` is 1 on slices along dimension 0, and ``shape=(8, 4)`` is (4,). A wrong guess only
-    # costs a trace.
+    # Nothing tells which of a primitive's parameters number dimensions, and which are sizes. On
+    # slices along dimension 0, ``axis=2`` becomes 1 and ``shape=(8, 4)`` becomes (4,). A wrong
+    # guess costs only a trace.
     options = []
     for value in params.values():
         guesses = [value]
@@ -189,7 +190,7 @@ def _batched(
     dims: tuple[int | None, ...],
     full: Slice,
 ) -> tuple[Layer, Slice] | None:
-    """The layer, if ``vmap`` of a slice is the full equation; else ``None``."""
+    """The layer and its slice, if ``vmap`` of the slice is the full equation; else ``None``."""
 
     def run(*arrays: Any) -> Any:
         return primitive.bind(*arrays, **params)
@@ -203,8 +204,8 @@ def _batched(
     outputs = _inline(jaxpr, [*jaxpr.invars], equations)
     if not equations:
         return None
-    # The primitive itself, of the same operands and parameters, and then nothing but transposes.
-    # A batching rule that loops, or that calls another primitive, proves nothing here.
+    # The equations must be the primitive itself, with the same operands and parameters, followed
+    # only by transposes. A batching rule that loops or calls another primitive proves nothing.
     first, *moves = equations
     same = (
         first.primitive is primitive
@@ -259,8 +260,8 @@ def _out_dims(
 ) -> tuple[int, ...] | None:
     """The mapped dimension of every result of an equation.
 
-    After the equation ``vmap`` moves this dimension to the front by transposes. ``None`` if it does
-    anything else.
+    After the equation, ``vmap`` moves this dimension to the front by transposes. Returns ``None``
+    if it does anything else.
     """
     moved: dict[Any, tuple[Any, int]] = {}
     for move in moves:

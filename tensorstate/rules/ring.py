@@ -1,21 +1,21 @@
 """Ring attention: softmax attention whose queries and keys are sharded together.
 
 Every device has a block of the queries, of the keys and of the values, and no device ever has all
-of the keys. The blocks of keys and values go round a ring of devices, and each device attends with
-its queries to the block that it has (Liu, Zaharia and Abbeel, *Ring Attention with Blockwise
-Transformers for Near-Infinite Context*, 2023). With the scores s of a block, the maximum m and the
+the keys. The blocks of keys and values go round a ring of devices, and each device attends with its
+queries to the block that it holds (Liu, Zaharia and Abbeel, *Ring Attention with Blockwise
+Transformers for Near-Infinite Context*, 2023). Given the scores s of a block, the maximum m and the
 sum l of a query so far become
 
     m' = max(m, max s)    l' = exp(m - m') l + sum exp(s - m')    o' = exp(m - m') o + exp(s - m') v
 
 and o / l is the result once all blocks have passed (Milakov and Gimelshein, *Online normalizer
 calculation for softmax*, 2018). In the backward pass the gradients of a block of keys and values
-are sent with it, and every device adds its own term. The probabilities of a block are
-exp(s - m - log l), so keys go round once more before. A causal mask compares places in the whole
-sequence.
+are sent with it, and every device adds its own term. The probabilities of a block are exp(s - m -
+log l), so keys go round once more before that, to find m and l. A causal mask compares positions in
+the whole sequence.
 
-The products of shards are those of this file. How scores are scaled and masked is found by running
-the declared function on small arrays.
+Devices compute with the code of this file, not with the user's function. Running that function on
+small arrays tells how it scales and masks the scores.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ from jax import lax
 
 from tensorstate.errors import PlanError
 
-# Below every score: the maximum of no scores is a number, so that exp never sees inf - inf.
+# A finite number below every score, as the maximum of no scores, so that exp never sees inf - inf.
 LOWEST = -1e30
-# Places in the sequence, and elements of other labels, where a function is tried: enough of the
-# first to see most windows. Others are seen at the ends of the whole sequence, of which a function
-# is given as much as has so many elements: its last query with some keys, its first with all.
+# A function is tried on arrays with TRIED_PLACES positions in the sequence, enough to see most
+# windows, and TRIED elements of other labels. Longer windows show at the ends of the whole
+# sequence, tried with as many positions as FAR_ELEMENTS allow: the last of many queries and few
+# keys, and the first of few queries and many keys.
 TRIED_PLACES, TRIED, FAR_ELEMENTS = 256, 2, 1 << 24
 
 Names = tuple[str, ...]
 
-# Names that no user gives: the width of values, and the heads of queries that share one of keys.
+# Labels that no user gives: the width of values, and the heads of queries that share a head of
+# keys.
 VALUES, SHARED = "the width of values", "heads that share one"
 
 
 class Attention(NamedTuple):
-    """Softmax attention, in labels.
+    """Softmax attention, described by labels.
 
     Attributes:
         operands: labels of queries, keys and values.
         result: labels of the result.
-        queries, keys: the labels of places in the sequence.
+        queries, keys: the labels of positions in the sequence.
         heads: labels of the heads of queries and of keys, if queries have more of them.
-        scale: of the products of queries and keys; ``None`` if it is to be found.
-        causal: whether a query attends to no later key; ``None`` if it is to be found.
+        scale: factor of the products of queries and keys; ``None`` if it must be found.
+        causal: whether queries attend to no later keys; ``None`` if it must be found.
     """
 
     operands: tuple[Names, ...]
@@ -67,7 +69,7 @@ class Attention(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The scale, of an attention of which it is known."""
+        """The scale, which must be known if it is not 1."""
         return 1.0 if self.scale is None else self.scale
 
     @property
@@ -82,7 +84,7 @@ class Attention(NamedTuple):
 
     @property
     def v(self) -> Names:
-        """The labels of values, whose width is not summed over."""
+        """The labels of values; their width has a label of its own, which is not summed over."""
         return tuple(VALUES if n == self.width else n for n in self.operands[2])
 
     @property
@@ -107,7 +109,7 @@ class Attention(NamedTuple):
 
     @property
     def added(self) -> Names:
-        """The labels of the result while it is added up."""
+        """The labels of the result while terms are added to it."""
         return (*self.rows, *(n for n in self.v if n not in (*self.rows, self.keys)))
 
     def _grouped(self, names: Names) -> Names:
@@ -117,7 +119,7 @@ class Attention(NamedTuple):
         return (*names[:at], self.heads[1], SHARED, *names[at + 1 :])
 
     def sizes(self, arrays: Sequence[jax.Array]) -> dict[str, int]:
-        """Elements of every label."""
+        """The number of elements of every label."""
         q, k, v = arrays
         sizes = dict(zip((*self.k, *self.v), (*k.shape, *v.shape), strict=True))
         sizes |= dict(zip(self.operands[0], q.shape, strict=True))
@@ -135,7 +137,7 @@ def attention_of(
         ring: labels of the queries and of the keys.
 
     Raises:
-        PlanError: labels that are none of an attention.
+        PlanError: the labels do not describe an attention.
     """
     if len(operands) != 3 or len(results) != 1 or len(ring) != 2:
         raise _unfit(ring, labels)
@@ -168,11 +170,11 @@ def _unfit(ring: Names, labels: str) -> PlanError:
 
 
 class Blocks(NamedTuple):
-    """The places of a device in the sequence.
+    """The positions of a device in the sequence.
 
     Attributes:
-        queries: the places of its queries in the whole sequence.
-        ring: names of the mesh axes around which keys and values go; none if it has all of them.
+        queries: the positions of its queries in the whole sequence.
+        ring: names of the mesh axes around which keys and values go; empty if it has all of them.
     """
 
     queries: Any
@@ -180,7 +182,7 @@ class Blocks(NamedTuple):
 
 
 def attend(a: Attention, arrays: Sequence[jax.Array], blocks: Blocks) -> jax.Array:
-    """The result for a device's queries, from its queries, keys and values."""
+    """The result for a device's queries, given its queries, keys and values."""
     sizes = a.sizes(arrays)
     result, _ = _forward(a, arrays, blocks)
     widths = [VALUES if n == a.width else n for n in a.result]
@@ -191,8 +193,9 @@ def attend(a: Attention, arrays: Sequence[jax.Array], blocks: Blocks) -> jax.Arr
 def gradients(
     a: Attention, arrays: Sequence[jax.Array], cotangent: jax.Array, blocks: Blocks
 ) -> tuple[jax.Array, ...]:
-    """The gradients in a device's queries, keys and values."""
-    # Behind the cotangent: XLA would take the products of the forward pass for those of this one.
+    """The gradients with respect to a device's queries, keys and values."""
+    # The barrier delays the products until the cotangent exists: otherwise XLA would reuse those of
+    # the forward pass.
     *held, given = lax.optimization_barrier((*arrays, cotangent))
     result, log_sum = _forward(a, held, blocks)
     sizes, dtype = a.sizes(held), held[0].dtype
@@ -247,7 +250,7 @@ def _forward(
 
 
 def _scores(a: Attention, q: jax.Array, keys: jax.Array, blocks: Blocks, at: Any) -> jax.Array:
-    """The scores of a block of keys, the ``at``-th of the sequence; masked keys have -inf."""
+    """The scores of block number ``at`` of the keys of the sequence; masked keys have -inf."""
     scores = a.factor * _product(a.scores, (a.q, q), (a.k, keys))
     if not a.causal:
         return scores
@@ -259,7 +262,7 @@ def _scores(a: Attention, q: jax.Array, keys: jax.Array, blocks: Blocks, at: Any
 
 
 def _product(out: Names, *terms: tuple[Names, jax.Array]) -> jax.Array:
-    """An einsum in labels, added up in at least 32 bits."""
+    """An einsum by labels, which accumulates in at least 32 bits."""
     letters: dict[str, str] = {}
     spell = [
         "".join(letters.setdefault(n, chr(ord("a") + len(letters))) for n in names)
@@ -284,15 +287,17 @@ def _around(
     sent: tuple[tuple[str, Any], ...] = (),
     last: bool = True,
 ) -> Carried:
-    """Blocks visit all devices along mesh axes, and sums are sent on to where they began.
+    """Blocks visit all devices along mesh axes, and sums return to where they began.
 
-    They go round the last axis in full before they are sent along the one before, from where they
-    were. Blocks are not sent once all devices have seen them.
+    They go fully round the last axis before they are sent one place along the axis before it.
+    Blocks are not sent any more once all devices have seen them.
 
     Args:
-        block: of the state that stays, the blocks and sums that have arrived, and the number of
-            these blocks in the sequence; returns the new state and the new sums.
-        sent: axes before these, and how often blocks were sent along them.
+        ring: names of the mesh axes to go round.
+        block: called with the state that stays, the blocks and sums that have arrived, and the
+            number of these blocks in the sequence; returns the new state and the new sums.
+        carried: the state, the blocks and the sums at the beginning.
+        sent: outer axes, and how many times blocks were sent along each.
         last: whether no device needs the blocks afterwards.
     """
     if not ring:
@@ -307,8 +312,8 @@ def _around(
         stays, blocks, sums = _around(tuple(others), block, carried, here, last=False)
         return stays, _send(blocks, name), _send(sums, name)
 
-    # The last turn is outside of the loop: sums must still be sent home, but not the blocks, which
-    # all devices have seen.
+    # The last turn is outside the loop: the sums must still return, but not the blocks, which all
+    # devices have seen.
     carried = lax.fori_loop(0, size - 1, turn, carried)
     here = (*sent, (name, size - 1))
     stays, blocks, sums = _around(tuple(others), block, carried, here, last)
@@ -316,7 +321,7 @@ def _around(
 
 
 def _number(sent: Sequence[tuple[str, Any]]) -> Any:
-    """The place in the sequence of the blocks that are here, by the sends that brought them."""
+    """The number, in the sequence, of the blocks on this device after some sends."""
     number: Any = 0
     for name, times in sent:
         size = lax.axis_size(name)
@@ -325,7 +330,7 @@ def _number(sent: Sequence[tuple[str, Any]]) -> Any:
 
 
 def _send(arrays: Any, name: str) -> Any:
-    """Every device's arrays, at the next device along a mesh axis."""
+    """Send every device's arrays to the next device along a mesh axis."""
     size = lax.axis_size(name)
     pairs = [(source, (source + 1) % size) for source in range(size)]
     return jax.tree.map(lambda x: lax.ppermute(x, name, pairs), arrays)
@@ -341,14 +346,14 @@ def found(
     sizes: tuple[tuple[str, int], ...],
     dtypes: tuple[np.dtype, ...],
 ) -> Attention:
-    """An attention with the scale and the mask of the function that is declared as one.
+    """The attention with the scale and the mask of the function declared as an attention.
 
     Args:
-        sizes: elements of the labels.
-        dtypes: of queries, keys and values.
+        sizes: number of elements of the labels.
+        dtypes: types of queries, keys and values.
 
     Raises:
-        PlanError: the function returns something else on small arrays.
+        PlanError: the function does not run, or is not such an attention, on small arrays.
     """
     if a.scale is not None and a.causal is not None:
         return a
@@ -361,11 +366,11 @@ def found(
         draw.normal(size=shape).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     name = getattr(function, "__name__", "the function")
-    function = jax.jit(function)  # one program: an operation by itself compiles as long
+    function = jax.jit(function)  # one program, since a single operation compiles as long
     try:
         scale = _scale(a, function, arrays) if a.scale is None else a.scale
         returned = np.asarray(function(*arrays)[0], np.float64)
-    except Exception as error:  # of a kernel: sizes or devices that it does not take
+    except Exception as error:  # for example of a kernel that rejects sizes or devices
         raise PlanError(
             f"{name}, declared with ring=, does not run on arrays of {shapes}, by which its scale "
             f"and its mask are found: give scale= and causal= ({error})"
@@ -387,7 +392,7 @@ def found(
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)  # one program for all functions of such labels
+@functools.partial(jax.jit, static_argnums=0)  # one program for all functions with these labels
 def _attended(a: Attention, arrays: Sequence[Any], places: Any) -> jax.Array:
     return attend(a, arrays, Blocks(places))
 
@@ -399,9 +404,9 @@ def _has_window(
     tried: Sequence[np.ndarray],
     tolerance: float,
 ) -> bool:
-    """Whether the last query misses the first keys, or the first query, unless causal, the last.
+    """Whether the last query misses the first keys, or, if not causal, the first one the last.
 
-    Functions that do not take fewer keys than queries, or fewer queries, show nothing.
+    Functions that do not accept fewer keys than queries, or fewer queries than keys, tell nothing.
     """
     draw = np.random.default_rng(1)
     for many, few, end in ((a.queries, a.keys, -1), (a.keys, a.queries, 0)):
@@ -416,7 +421,7 @@ def _has_window(
             arrays.append(draw.normal(size=shape).astype(x.dtype))
         try:
             returned = np.asarray(function(*arrays)[0], np.float64)
-        except Exception:  # whatever a kernel raises for these sizes
+        except Exception:  # a kernel may raise any exception for these sizes
             continue
         q, k, v = arrays
         q = np.take(q, [end], a.operands[0].index(a.queries))
@@ -430,7 +435,7 @@ def _has_window(
 def _scale(
     a: Attention, function: Callable[..., tuple[Any, ...]], arrays: Sequence[np.ndarray]
 ) -> float:
-    """The factor of scores: of two keys one is multiplied with queries, the other gives 0."""
+    """The factor of scores, measured with one key of score 1 and all others of score 0."""
     q, k, v = (np.zeros_like(x) for x in arrays)
     q[..., 0] = 1
     k[tuple(0 if n in (a.keys, a.width) else slice(None) for n in a.k)] = 1

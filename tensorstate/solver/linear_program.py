@@ -1,10 +1,10 @@
-"""Programs that grow while they are solved: lazy rows, and costs that are shared late.
+"""Programs that grow while they are solved, by lazy rows and by costs that are shared late.
 
-Rows may be *lazy*: they are left out until a solution exceeds them. Of the hundreds of program
-points at which memory is limited, two to five decide; with all of them in the program, its
-relaxation took up to ten times as long. Without some rows the optimum is lower, so bounds hold.
+Rows may be *lazy*: they are left out until a solution exceeds them. Memory is limited at hundreds
+of program points, of which two to five decide; with all of them in the program, its relaxation took
+up to ten times as long. Leaving out rows lowers the optimum, so bounds remain valid.
 
-``jaxcoll.numerics.program`` has the rows and variables themselves, and solves them.
+``jaxcoll.numerics.program`` holds the rows and variables themselves, and solves them.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from tensorstate.deadline import is_over, remaining_time
 from tensorstate.solver.shared_costs import SharedCosts, most_lacking
 
 Progress = Report
-"""Called during a solve with seconds so far, and the best objective and bound in seconds."""
+"""Called during a solve with the elapsed seconds, and the best objective and bound in seconds."""
 
-# Of objectives, as the programs here have them.
+# The unit of objectives, in seconds.
 MICROSECOND = 1e-6
 
-# Lazy rows that one solution adds: the most exceeded ones, which are not neighbours, since those
-# are exceeded together. A row counts as exceeded from the tolerance of the solver on.
+# Each solution adds up to ROWS_PER_SOLUTION lazy rows: the most exceeded ones that are more than
+# NEIGHBOURS rows apart, since neighbours are exceeded together. A row counts as exceeded beyond the
+# tolerance of the solver.
 ROWS_PER_SOLUTION, NEIGHBOURS = 3, 3
 TOLERANCE = 1e-6
 
-# Of an objective: what splits of shared costs lack less than this, they do not lack.
+# Shortfalls of shared costs below this fraction of the objective count as zero.
 EXACT = 1e-9
 
-# So few rows are never lazy: a second branch and bound takes longer than they do in the first.
+# Up to this number, rows are never lazy: a second branch and bound takes longer than including them
+# in the first.
 FEW_ROWS = 20
 
 
 class LinearProgram(Program):
-    """A program that ``solve`` adds rows and variables to where a solution asks for them.
+    """A program to which ``solve`` adds rows and variables as solutions require them.
 
     Attributes:
-        easier: other costs, for which a relaxation is solved first, if any: where these leave few
-            good solutions, its basis is near, and found in a fraction of the time.
-        accepts: whether a relaxed solution will do though shared costs are still split.
-        allowed: what these may lack at the end of a relaxation, relative to the objective.
+        easier: other costs, for which a relaxation is solved first, if any. If they leave few good
+            solutions, its basis is near the optimum and found in a fraction of the time.
+        accepts: whether a relaxed solution is good enough although shared costs are still split.
+        allowed: the shortfall of shared costs allowed at the end of a relaxation, relative to the
+            objective.
     """
 
     def __init__(self, deadline: float = np.inf) -> None:
@@ -57,7 +60,8 @@ class LinearProgram(Program):
         self.easier: np.ndarray | None = None
         self.accepts: Callable[[Solution], bool] = lambda _: False
         self._shared: list[SharedCosts] = []
-        # Shared costs that were added, one after another; and with the basis as relaxations ended.
+        # The shared costs that were added, in order; and a copy of them, with the basis, from the
+        # end of the last relaxation.
         self._chosen: list[set[int]] = []
         self._start: Basis = None
         self._end: tuple[list[set[int]], Basis] = ([], None)
@@ -65,16 +69,16 @@ class LinearProgram(Program):
         self._is_lazy = np.zeros(0, bool)
 
     def add_fraction(self) -> int:
-        """A new variable for a share, at most 1 in some optimal solution."""
+        """Add a variable for a share, which is at most 1 in some optimal solution."""
         return self.add_variable(implied_upper=1.0)
 
     def add_shared_costs(self, costs: np.ndarray, flows: np.ndarray) -> None:
-        """Costs per unit of the largest of some variables, which have no other costs.
+        """Add costs per unit of the largest of some variables, which have no other costs.
 
-        In relaxations they are split among the variables at first (see ``shared_costs``).
+        In relaxations they are at first split among the variables (see ``shared_costs``).
 
         Args:
-            costs: of shape (steps,).
+            costs: costs per unit, of shape (steps,).
             flows: the variables, of shape (steps, flows).
         """
         self._shared.append(SharedCosts(costs, flows))
@@ -83,7 +87,7 @@ class LinearProgram(Program):
                 self.set_cost(variable, cost)
 
     def _share(self, numbers: Iterable[int]) -> None:
-        """Let the largest of some flows cost what was split among them."""
+        """Replace split costs by costs of the largest of the flows."""
         chosen = set(numbers)
         self._chosen.append(chosen)
         for number in chosen:
@@ -96,29 +100,29 @@ class LinearProgram(Program):
         self._shared = [each for k, each in enumerate(self._shared) if k not in chosen]
 
     def start_from(self, other: LinearProgram) -> None:
-        """Begin where the relaxation of a program that differs in costs alone has ended."""
+        """Start at the end of the relaxation of a program that differs only in costs."""
         added, self._start = other._end
-        for chosen in added:  # in this order it has the same variables and rows
+        for chosen in added:  # in the same order, for the same variables and rows
             self._share(chosen)
 
     def clear_objective(self) -> None:
-        """Set all costs to 0, shared ones too."""
+        """Set all costs to 0, including shared ones."""
         self._shared = []
         self.set_costs(np.zeros(self.num_variables))
 
     def set_lazy(self, rows: csr_matrix) -> None:
-        """Rows ``row @ variables <= 0`` that are added when a solution exceeds them, or at once.
+        """Set the lazy rows ``row @ variables <= 0``; if they are few, they are added at once.
 
         Args:
-            rows: a column for every variable so far.
+            rows: the rows, with a column for every variable so far.
         """
-        # They stay in ``_lazy``, and ``_is_lazy`` says which of them the program lacks still.
+        # All rows stay in ``_lazy``, and ``_is_lazy`` tells which of them the program still lacks.
         self._lazy, self._is_lazy = rows, np.ones(len(rows.indptr) - 1, bool)
         if len(self._is_lazy) <= FEW_ROWS:
             self._add_rows(range(len(self._is_lazy)))
 
     def _add_exceeded(self, values: np.ndarray) -> int:
-        """Add the lazy rows that values exceed most, and return how many."""
+        """Add the lazy rows that values exceed most, and return their number."""
         if not self._is_lazy.any():
             return 0
         excess = np.where(self._is_lazy, self._lazy @ values[: self._lazy.shape[1]], -np.inf)
@@ -132,15 +136,16 @@ class LinearProgram(Program):
         return len(chosen)
 
     def _add_lacking(self, solution: Solution) -> int:
-        """Share the costs that lack most, and return how many."""
+        """Share the costs with the largest shortfalls, and return their number."""
         scale = abs(solution.objective)
         chosen = most_lacking(self._shared, solution.values, self.allowed * scale, EXACT * scale)
         self._share(chosen)
         return len(chosen)
 
     def add_largest_lazy(self, count: int) -> None:
-        """Add lazy rows of large factors, spread over those in the order of their sums."""
-        # Large sums are points at which much is live; spread, since neighbours say the same.
+        """Add ``count`` lazy rows, spread over all rows in the order of their sums."""
+        # Rows with large sums are points at which much memory is live. They are spread out, since
+        # neighbouring rows are nearly the same.
         sums = np.asarray(self._lazy.sum(axis=1)).ravel()
         order = np.argsort(-sums, kind="stable")[:: max(1, len(sums) // count)][:count]
         self._add_rows([int(row) for row in order if self._is_lazy[row]])
@@ -163,25 +168,25 @@ class LinearProgram(Program):
         iterations_per_row: int | None = None,
         progress: Progress | None = None,
     ) -> Solution:
-        """Solve it; the same program gives the same solution unless time runs out.
+        """Solve the program; equal programs have equal solutions unless time runs out.
 
-        Lazy rows are sought by relaxations, each from the basis of the last; where time runs out
-        before none is exceeded, the solution may exceed some, and its status is "limit".
+        Relaxations find the lazy rows that matter, each from the basis of the last one. If time
+        runs out before no row is exceeded, the solution may exceed some, and its status is "limit".
 
         Args:
-            time_limit: seconds.
-            gap: relative gap between objective and bound to stop at.
-            threads: of the solver.
+            time_limit: the limit in seconds.
+            gap: relative gap between objective and bound at which to stop.
+            threads: number of threads of the solver.
             relax: solve the LP relaxation.
-            presolve: whether to presolve; for a relaxation that may take longer than it saves.
-            iterations_per_row: limit of simplex iterations, of which larger programs take more.
+            presolve: whether to presolve, which may cost a relaxation more time than it saves.
+            iterations_per_row: limit of simplex iterations, which grows with the program.
             progress: see ``Progress``.
         """
         if is_over(self.deadline):
             return NOTHING_KNOWN
         until = min(time.perf_counter() + time_limit, self.deadline)
         options: dict[str, Any] = {"threads": threads, "gap": gap, "presolve": presolve}
-        if not relax:  # while costs are split, plans seem cheaper than they are
+        if not relax:  # with split costs, plans seem cheaper than they are
             self._share(range(len(self._shared)))
         if self._is_lazy.any():
             relaxed = self._solve_lazily(True, until, iterations_per_row, **options)
@@ -196,16 +201,16 @@ class LinearProgram(Program):
     def _solve_lazily(
         self, relax: bool, until: float, iterations_per_row: int | None, **options: Any
     ) -> Solution:
-        """Solve with ever more lazy rows and shared costs, until all others hold; bounds rise.
+        """Solve with more and more lazy rows and shared costs until all others hold; bounds rise.
 
-        Where time runs out, the values are those of the last program that was solved: they exceed
-        some rows, and their shares still say which strategies are likely.
+        If time runs out, the values are those of the last program that was solved: they exceed some
+        rows, but their shares still tell which strategies are likely.
         """
         start, bound, values = self._start if relax else None, -np.inf, np.zeros(0)
         while True:
             iterations = None if iterations_per_row is None else iterations_per_row * self.num_rows
-            # These programs branch little: without heuristics repairs of a plan took a third to a
-            # sixth of the CPU seconds, and whole programs half.
+            # These programs branch little: without heuristics, repairs of a plan took a third to a
+            # sixth of the CPU seconds, and whole programs took half.
             solution = self.minimize(
                 relax=relax,
                 time_limit=remaining_time(until),
@@ -228,23 +233,23 @@ class LinearProgram(Program):
                 return solution
             if is_over(until):
                 return dataclasses.replace(solution, status=Status.LIMIT)
-            # New variables stand at their lower bounds and new rows are basic: so it is a basis of
-            # the larger program, too, and near its optimum. Branch and bound has none to give.
+            # With new variables at their lower bounds and new rows basic, the basis is one of the
+            # larger program too, near its optimum. Branch and bound does not return a basis.
             values, start = (solution.values, solution.basis) if relax else (values, None)
 
     def solve_ipm_relaxation(
         self, *, time_limit: float = np.inf, tolerance: float = 1e-4
     ) -> Solution:
-        """The LP relaxation with its lazy rows, by ``Program.minimize_inside``.
+        """Solve the LP relaxation with its lazy rows, by ``Program.minimize_inside``.
 
         Args:
-            time_limit: seconds.
-            tolerance: relative gap to stop at.
+            time_limit: the limit in seconds.
+            tolerance: relative gap at which to stop.
         """
         if is_over(self.deadline):
             return NOTHING_KNOWN
         until = min(time.perf_counter() + time_limit, self.deadline)
-        self._share(range(len(self._shared)))  # from no basis several solves take longer than one
+        self._share(range(len(self._shared)))  # without a basis, several take longer
         while True:
             limit = remaining_time(until)
             solution = self.minimize_inside(time_limit=limit, tolerance=tolerance)
@@ -254,7 +259,7 @@ class LinearProgram(Program):
 
 
 def _in_seconds(progress: Progress) -> Progress:
-    """Of a program whose objective is in microseconds."""
+    """The report of a program whose objective is in microseconds, converted to seconds."""
 
     def report(event: progress_of_calls.Progress) -> None:
         best, bound = (

@@ -96,7 +96,7 @@ def retimed(
     objective = options.value(result.cost)
     if not problem.hardware.overlaps or options.objective != "overlap":
         return dataclasses.replace(result, objective=objective)
-    bound = max(_bound_by_resources(problem, result.bound), _least_compute(problem, candidates))
+    bound = max(_bound_by_resources(problem, result.bound), least_compute(problem, candidates))
     return dataclasses.replace(result, objective=objective, bound=min(bound, objective))
 
 
@@ -110,7 +110,7 @@ def _bound_by_resources(problem: Problem, bound_of_sum: float, share: float = 1.
     return bound_of_sum / (1 + share * len({groups[axis] for axis in problem.mesh.long_axes}))
 
 
-def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
+def least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
     return math.fsum(
         problem.multiplicity(class_id) * min(problem.seconds(class_id, each) for each in choices)
         for class_id, choices in enumerate(candidates)
@@ -242,7 +242,7 @@ class _Overlap:
             plain = self._plain(self.problem, self._solved(self.problem, self.solver.gap))
             self.bound = plain.bound
             return plain
-        self.bound = _least_compute(self.problem, self.candidates)
+        self.bound = least_compute(self.problem, self.candidates)
         best = self._best_of_shares()
         return best if best and self._is_close(best) else self._best_with_others(best)
 
@@ -489,7 +489,7 @@ class _Overlap:
         """
         is_late = is_over(self.last_deadline)
         both = None if is_late else self.baselines.among(name, self.candidates)
-        if both is None or _least_compute(self.problem, both) >= most:
+        if both is None or least_compute(self.problem, both) >= most:
             return None
         asked = Question(self.problem, both, self.linear, deadline=self.last_deadline)
         seconds = min(remaining_time(self.last_deadline), NAMED_CAP_S)

@@ -17,6 +17,7 @@ from scipy.optimize import linprog
 
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
 from jaxcoll.topologies import fully_connected
 from jaxcoll.topology import Topology
 
@@ -94,3 +95,19 @@ def test_it_is_met_where_all_are_joined(members):
     rate = 1e9 / bound(fully_connected(4, alpha=0.0, bandwidth=1e9), what, 1e9).time
     assert rate == pytest.approx(best_rate(bandwidth, frozenset(range(members))), rel=1e-6)
     assert rate == pytest.approx({2: 3e9, 3: 2.5e9}[members])
+
+
+def test_groups_are_stated_as_for_a_schedule():
+    """Of a kind with its groups the same as of their collective, which has its own."""
+    full = fully_connected(6, bandwidth=48e9)
+    groups = ((0, 1, 2), (3, 5))
+    for helpers in (True, False):
+        what = Collective("all_gather", 6, 1, groups, helpers=helpers)
+        stated = bound(full, "all_gather", 1e9, groups=groups, helpers=helpers)
+        assert stated == bound(full, what, 1e9)
+    rooted = Collective("broadcast", 6, 1, groups, root=1)
+    assert bound(full, "broadcast", 1e9, groups=groups, root=1) == bound(full, rooted, 1e9)
+    with pytest.raises(CollectiveError, match="has its own groups, root and helpers"):
+        bound(full, rooted, 1e9, groups=groups)
+    with pytest.raises(CollectiveError, match="9"):
+        bound(full, "all_gather", 1e9, groups=((0, 9),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,22 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_JAX = "import sys; sys.modules.update(dict.fromkeys(('jax', 'jaxlib', 'flax', 'optax')))\n"
 
 
+# What messages quote, the axes of a mesh as they are typed, and an argument of Python's.
+_QUOTED = re.compile(r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*"|data=2,model=4""")
+_ARGUMENT = re.compile(r"(?<![-\w./])[a-z][a-z_]{2,40}=\S*")
+
+
+def arguments_of_python(message: str) -> list[str]:
+    """Arguments that a message of the command line names as Python spells them: "groups="."""
+    return _ARGUMENT.findall(_QUOTED.sub("", message))
+
+
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
+    """Exit code, stdout and stderr of a command, whose messages name options alone."""
     code = main([str(argument) for argument in arguments])
     done = capsys.readouterr()
+    said = "\n".join(line for line in done.err.splitlines() if line.startswith("jaxcoll: "))
+    assert arguments_of_python(said) == [], arguments
     return code, done.out, done.err
 
 

@@ -91,7 +91,7 @@ def test_a_path_below_a_file_is_no_folder_to_make(capsys, tmp_path):
         ("bound ring:-3", "ring takes numbers with x between them, got '-3'; type ring:RANKS"),
         ("synth ring:4 broadcast --root 1,2", "broadcast has one root, got (1, 2)"),
         ("bound ring:4 reduce --root 1,2", "reduce has one root, got (1, 2)"),
-        ("bound ring:4 --root 1", "all_reduce has no root, got root=1"),
+        ("bound ring:4 --root 1", "all_reduce has no root, got --root 1"),
         ("bound ring:4 --in-network ,", "--without, --slow and --in-network take parts"),
         ("synth ring:4 --format json", "--format is of a file; add --output"),
     ],

@@ -180,8 +180,10 @@ def test_functions_of_the_user(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "plan.html").read_text().lstrip().lower().startswith("<!doctype html")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    code, _, error = called(capsys, *step, "--args", "users_train:example", *REST)
+    beside = "--beside", "fsdp", "-o", "two.html"
+    code, _, error = called(capsys, *step, "--args", "users_train:example", *REST, *beside)
     assert (code, error) == (0, "")
+    assert all(name in (tmp_path / "two.html").read_text() for name in ("the plan", '"fsdp"'))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +201,8 @@ def test_functions_of_the_user(tmp_path, monkeypatch, capsys):
         (["users_refused:step", *SHAPES, *REST, "--hardware", "B7"], "known: A100"),
         (["users_refused:step", *SHAPES, "--mesh", "data:2"], "type data=2,model=4"),
         (["users_refused:step", *SHAPES, "--mesh", "data=2"], "add --network"),
+        (["users_refused:step", *SHAPES, *REST, "--beside", "fsdp"], "add -o plan.html"),
+        (["users_refused:step", *SHAPES, *REST, "--beside", "fsd", "-o", "p.html"], "known: ddp"),
         (["users_refused:step", *SHAPES, "--mesh", "data=4", "--network", "ring:2"], "devices"),
     ],
 )

@@ -64,7 +64,8 @@ def test_what_is_not_proved_ends_with_1_and_names_the_place(capsys, program, tmp
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "neither XML nor"),
+        ("", "the file is empty; write it again"),
+        ("?", "neither XML nor"),
         ("<algo", "line 1: expected a tag"),
         ("<algo>\n <gpu/>\n</algo>", "line 1: <algo> lacks 'ngpus'"),
         ('{"format": 1}', "format"),

@@ -172,3 +172,72 @@ def test_a_root_is_that_of_every_schedule_and_bound():
     for kind, root in (("broadcast", 5), ("all_reduce", 0)):
         with pytest.raises(jc.errors.CollectiveError, match="root"):
             jc.compare(line, kind, root=root)
+
+
+TORUS = jc.topologies.torus(4, 4)
+ROWS = tuple(tuple(range(4 * i, 4 * i + 4)) for i in range(4))
+COLUMNS = tuple(zip(*ROWS, strict=True))
+
+
+def test_groups_are_those_of_synthesize():
+    groups = (ROWS[0], ROWS[2])
+    (found,) = jc.compare(
+        TORUS, "all_gather", [2**20], synthesizers=["ring"], groups=groups, helpers=False
+    )
+    what = jc.Collective("all_gather", 16, 1, groups, helpers=False)
+    schedule = jc.synthesize(
+        TORUS, "all_gather", "ring", nbytes=2**20, groups=groups, helpers=False
+    )
+    assert found.seconds == jc.simulate(schedule, 2**20).time
+    assert found.bound_seconds == jc.bound(TORUS, what, 2**20).time
+    assert found.slowdown is None
+    assert list(jc.compare(TORUS, what, [2**20], synthesizers=["ring"])) == [found]
+
+
+def test_collectives_at_the_same_time_say_what_they_cost_each_other():
+    """On wires of their own nothing; on the same ones, of as much data, twice the time."""
+    size = [2**26]
+    apart = [jc.Collective("all_gather", 16, 1, groups, helpers=False)
+             for groups in (ROWS, COLUMNS)]  # fmt: skip
+    (found,) = jc.compare(TORUS, apart, size, synthesizers=["ring"])
+    assert found.slowdown == pytest.approx((1, 1))
+    (alone,) = jc.compare(TORUS, apart[0], size, synthesizers=["ring"])
+    assert (found.seconds, found.bound_seconds) == (alone.seconds, alone.bound_seconds)
+    (both,) = jc.compare(TORUS, [apart[0], apart[0]], size, synthesizers=["ring"])
+    # Each may end before the other does, and the last at twice the time.
+    assert 1.5 < min(both.slowdown or ()) <= max(both.slowdown or ())
+    assert both.seconds == pytest.approx(2 * (alone.seconds or 0), rel=0.01)
+    assert ", 2 times alone" in repr(both)
+    kinds = ["all_gather", "reduce_scatter"]
+    (mixed,) = jc.compare(TORUS, kinds, size, synthesizers=["bucket"])
+    made = [jc.synthesize(TORUS, kind, "bucket", nbytes=size[0]) for kind in kinds]
+    together = jc.simulation.simulate_together(made, size[0])
+    assert (mixed.seconds, mixed.slowdown) == (together.time, together.slowdown)
+
+
+def test_a_table_of_several_is_gone_on_with(tmp_path):
+    table, kinds = tmp_path / "rows.csv", ["all_gather", "reduce_scatter"]
+    first = list(jc.compare(RING, kinds, [2**20], synthesizers=["ring"], path=table))
+    text = table.read_text()
+    assert list(jc.compare(RING, kinds, [2**20], synthesizers=["ring"], path=table)) == first
+    assert table.read_text() == text
+    with pytest.raises(jc.errors.FormatError, match="give another file"):
+        list(jc.compare(RING, kinds[0], [2**20], synthesizers=["ring"], path=table))
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "match"),
+    [
+        ([], {}, "got an empty list"),
+        (["all_gather", "sum"], {}, "sum"),
+        (["all_gather", 3], {}, "collective"),
+        (["all_gather", "all_reduce"], {"execution": "gpu"}, "timed link by link"),
+        (jc.Collective("all_gather", 4), {"root": 1}, "its own"),
+        (jc.Collective("all_gather", 4), {"groups": ((0, 1),)}, "its own"),
+        (jc.Collective("all_gather", 5), {}, "5 ranks"),
+        ("all_gather", {"groups": ((0, 9),)}, "9"),
+    ],
+)
+def test_collectives_that_cannot_be_compared(given, options, match):
+    with pytest.raises(jc.errors.JaxcollError, match=match):
+        jc.compare(RING, given, [2**20], **options)

@@ -9,6 +9,7 @@ import pytest
 
 import jaxcoll as jc
 from jaxcoll.errors import FormatError
+from jaxcoll.io import nvidia_smi
 from jaxcoll.kinds import kind_of
 from jaxcoll.measured import MACHINES, Curve, Table, machine_like, machine_of
 
@@ -81,10 +82,37 @@ def test_a_network_is_known_again():
     assert machine_like(jc.topologies.ring(8)) is None
 
 
+def test_hosts_read_from_a_file_are_the_machine_that_they_are():
+    """Files name every card: it belongs to the link of the only rank that uses it."""
+    joined = tuple(tuple("X" if a == b else "NV18" for b in range(8)) for a in range(8))
+
+    def table(ranks_of_a_card: int) -> nvidia_smi.Connections:
+        near = {
+            f"NIC{nic}": tuple(
+                "PXB" if gpu // ranks_of_a_card == nic else "SYS" for gpu in range(8)
+            )
+            for nic in range(8 // ranks_of_a_card)
+        }
+        return nvidia_smi.Connections(8, joined, near)
+
+    for hosts, name in ((1, "h100-host"), (2, "h100-2-hosts")):
+        made = nvidia_smi.topology(table(1), gpu="h100", hosts=hosts, network=50e9)
+        found = machine_like(made)
+        assert found is not None
+        assert found[0].name == name
+    slow = nvidia_smi.topology(table(1), gpu="h100", hosts=2, network=25e9)
+    assert (machine_like(slow) or (None,))[0] == machine_of("a3-mega-2-hosts")
+    # A card that two ranks share is a bottleneck, and no part of a link.
+    halved = nvidia_smi.topology(table(2), gpu="h100", hosts=2, network=50e9)
+    assert machine_like(halved) is None
+    # Without switches that copy and add it is another machine.
+    assert machine_like(jc.topologies.dgx_h100(2, nvls=False)) is None
+
+
 def test_no_measured_time_beats_the_bound():
     """Whole machines; sizes of which a latency is a small part, so that data sheets count alone."""
-    for name in ("h100-host", "h100-2-hosts", "a3-mega-2-hosts", "mi300x-host", "fugaku-4x4x4"):
-        network = machine_of(name).topology()
+    for name, machine in MACHINES.items():
+        network = machine.topology()
         fastest: dict[tuple[str, int], float] = {}
         for _, each in jc.measured.curves_of(name):
             is_whole = each.ranks == network.num_ranks and each.collective != jc.measured.PERMUTE
@@ -95,8 +123,8 @@ def test_no_measured_time_beats_the_bound():
         assert fastest
         for (kind, size), took in fastest.items():
             root = 0 if kind_of(kind).has_root else None
-            least = jc.bound(network, jc.Collective(kind, network.num_ranks, root=root), size)
-            assert took >= least.time, (name, kind, size)
+            whole = jc.Collective(kind, network.num_ranks, root=root)
+            assert took >= machine.least_seconds(network, whole, size), (name, kind, size)
 
 
 def test_a_table_is_the_same_after_its_file(tmp_path):

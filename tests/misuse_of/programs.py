@@ -28,6 +28,7 @@ TREE = {"a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
 LEAVES = jax.tree.leaves_with_path(TREE)
 SHAPE = jax.ShapeDtypeStruct((RANKS, RANKS), jnp.float32)
 TASK = tune.Task("all_reduce", 4096, "float32", RANKS)
+COUNTS = np.zeros(RANKS, np.int32)
 COMMON = {"axis_name": "i", "schedule": "ring", "lowering": "auto"}
 
 
@@ -56,7 +57,11 @@ def averaged(**arguments):
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     # ------------------------------------------------------------------ collectives
-    "psum": (traced(jc.psum), {**COMMON, "axis_index_groups": None, "accum_dtype": None}),
+    "psum": (
+        traced(jc.psum),
+        {**COMMON, "axis_index_groups": None, "accum_dtype": None, "wire_dtype": None},
+    ),
+    "invariant_sum": (traced(jc.invariant_sum), {**COMMON, "axis": 0, "accum_dtype": None}),
     "pmean": (traced(jc.pmean), {**COMMON, "accum_dtype": None}),
     "pmax": (traced(jc.pmax), COMMON),
     "pmin": (traced(jc.pmin), COMMON),
@@ -65,6 +70,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "all_to_all": (
         traced(jc.all_to_all),
         {**COMMON, "schedule": "direct", "split_axis": 0, "concat_axis": 0, "tiled": True},
+    ),
+    "ragged_all_to_all": (
+        traced(jc.ragged_all_to_all),
+        {
+            **COMMON, "schedule": "direct", "output": np.zeros((RANKS, 8), np.float32),
+            "input_offsets": COUNTS, "send_sizes": COUNTS, "output_offsets": COUNTS,
+            "recv_sizes": COUNTS, "axis_index_groups": None, "largest": 1, "check": True,
+        },
     ),
     "pbroadcast": (traced(jc.pbroadcast), {**COMMON, "schedule": None, "source": 0}),
     "broadcast": (traced(jc.broadcast), {**COMMON, "schedule": None, "source": 0}),
@@ -172,6 +185,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "optax.all_reduce_gradients": (
         averaged,
         {**COMMON, "mean": True, "bucket_bytes": 100, "accum_dtype": None, "window": 2},
+    ),
+    "optax.error_feedback": (
+        jc.optax.error_feedback,
+        {
+            **COMMON, "wire_dtype": "bfloat16", "mean": True, "bucket_bytes": 100, "window": 2,
+            "mesh": MESH,
+        },
     ),
     "optax.zero": (
         jc.optax.zero,

@@ -27,12 +27,12 @@ from tensorstate import (
 )
 from tensorstate.keeping.table import allowed
 from tensorstate.report import text as report
-from tensorstate.report.text import (
-    common_pattern,
+from tensorstate.report.parallelism import (
     expert_factors,
     parallelism_by_axis,
     parallelism_name,
 )
+from tensorstate.report.text import common_pattern
 
 MESH = {"data": 2, "model": 4}
 NETWORK = AlphaBetaCosts(MeshShape.of(MESH), (1e-9, 1e-9), (1e11, 4e11))

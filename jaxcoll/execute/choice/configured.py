@@ -1,29 +1,29 @@
-"""Which schedule runs where a call names none: by configurations in force, or the defaults.
+"""Which schedule runs when a call names none: that of a configuration in force, or the default.
 
 A call without ``schedule=`` and ``lowering=`` is a task. While a program is traced inside
 ``choosing(choices)``, each such call asks ``choices`` how to run. ``choices`` belongs to the thread
-that traces, and it is part of the key of every jit cache: a program that was traced under other
+that traces, and it is part of the key of every jit cache, so a program that was traced under other
 choices, or under none, is never reused.
 
-The defaults are for collectives with a root, for a named lowering, and for maxima of floats on CPU
-devices, where no network is stated (``cheapest`` chooses otherwise). Between devices of one
+Where no network is stated, the defaults serve collectives with a root, calls with a named lowering,
+and maxima of floats on CPU devices; ``cheapest`` chooses for all others. Between devices of one
 machine, or behind one switch, time grows with the number of rounds rather than with the wires
 crossed. So the defaults take few rounds: gathers and sums go dimension by dimension over a grid
-whose sides are the prime factors of n, rooted collectives along a binomial tree. For long buffers
-the copies count, and a ring makes the fewest (``FIRST_ROWS``).
+whose sides are the prime factors of n, and rooted collectives go along a binomial tree. For long
+buffers the copies count, and a ring makes the fewest (``FIRST_ROWS``).
 
 A configuration maps these names to values; absent ones keep their defaults:
 
-- ``algorithm``: "default" (what runs without tuning), "native" (the collective of ``jax.lax``), or
-  the name of a synthesizer, run on the network that is stated or known, else on the default
-  topology; or of a candidate there, such as "hierarchical_ring(alternating=True)" (``cheapest``).
+- ``algorithm``: "default" (the choice without tuning), "native" (the collective of ``jax.lax``),
+  the name of a synthesizer, or the name of a candidate such as
+  "hierarchical_ring(alternating=True)" (``cheapest``). A synthesizer runs on the network that is
+  stated or known, else on the default topology.
 - ``lowering``: "auto" or the name of a lowering.
 - ``chunks``: chunks per shard of the synthesized schedule, 1 by default.
-- ``parts``: the operand is divided into this many parts, one collective per part; 1 by
-  default.
-- ``in_flight``: parts that may run at the same time; all by default.
-- ``transport``: how the backend carries out permutes (``choice.transports``). Where it is an
-  option of XLA, ``compiler_options(transport=...)`` gives it to the outermost ``jit``.
+- ``parts``: number of parts of the operand, each with a collective of its own; 1 by default.
+- ``in_flight``: number of parts that may run at the same time; all by default.
+- ``transport``: how the backend carries out permutes (``choice.transports``). If it is an
+  option of XLA, ``compiler_options(transport=...)`` hands it to the outermost ``jit``.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# The values of a configuration by the names of its parameters (see ``configured``); ``None`` is
-# the default.
+# The values of a configuration, by the names of its parameters; ``None`` is the default.
 Config = Mapping[str, Hashable]
 
 
@@ -78,7 +77,7 @@ class Choices(Protocol):
     """Decides how tasks run. Hashable: equal objects must decide equally."""
 
     def run(self, task: Task, x: jax.Array, run_by: RunBy) -> jax.Array:
-        """The result of a task on an operand."""
+        """The result of running a task on an operand."""
         ...
 
     def __hash__(self) -> int: ...
@@ -92,7 +91,7 @@ class Fixed:
         self._key = frozenset((t, frozenset(c.items())) for t, c in self.configs.items())
 
     def run(self, task: Task, x: jax.Array, run_by: RunBy) -> jax.Array:
-        """The result by the configuration of the task."""
+        """The result of running the task by its configuration."""
         return run_by(x, self.configs.get(task))
 
     def __eq__(self, other: object) -> bool:
@@ -115,18 +114,19 @@ def choosing(choices: Choices | None) -> Iterator[None]:
 
 
 _GRID_KINDS = those(lambda kind: kind.is_sharded)
-# Of ranks that interpreted kernels relate to one another.
+# The most pairs of ranks for which interpreted kernels are used.
 _MOST_PAIRS = 256
 _RING = Ring(bidirectional=False, order="ranks")
 
 
 class Row(NamedTuple):
-    """The default of some collectives for shards of ``min_shard_bytes`` and more.
+    """The default of some kinds of collectives, for shards of at least ``min_shard_bytes``.
 
     Attributes:
-        kinds: of collective, as in ``Collective``.
-        min_shard_bytes: a row with a larger one answers first.
-        synthesizers: the first that is defined for the groups of the collective runs.
+        kinds: names of kinds of collectives, as in ``Collective``.
+        min_shard_bytes: size of the smallest shard; of several rows that fit, the one with the
+            largest size wins.
+        synthesizers: the first one that is defined for the groups of the collective is run.
     """
 
     kinds: frozenset[str]
@@ -137,8 +137,9 @@ class Row(NamedTuple):
 _FEW_ROUNDS = Row(_GRID_KINDS, 0, (Bucket(), _RING))
 _ALL_TO_ALL = Row(those(lambda kind: kind.is_pairwise), 0, (Direct(),))
 
-# By backend. From shards of 96 KiB on, a ring is as fast as few rounds: measured on CPU devices.
-# Nobody has measured GPUs and TPUs; their rows are those of the CPU until ``jc.tune`` has.
+# The rows of each backend. For shards of 96 KiB or more a ring is as fast as few rounds, as
+# measured on CPU devices. GPUs and TPUs have not been measured: they have the rows of the CPU until
+# ``jc.tune`` has measured them.
 FIRST_ROWS: dict[str, tuple[Row, ...]] = {
     backend: (Row(_GRID_KINDS, 96 << 10, (_RING,)), _FEW_ROUNDS, _ALL_TO_ALL)
     for backend in ("cpu", "gpu", "tpu")
@@ -148,14 +149,14 @@ FIRST_ROWS: dict[str, tuple[Row, ...]] = {
 def default_schedule(
     collective: Collective, shard_bytes: Size = 0, backend: str = "cpu"
 ) -> Schedule:
-    """The default for a collective, verified.
+    """The verified default schedule of a collective.
 
-    A binomial tree for collectives with a root; for the others that of ``FIRST_ROWS``.
+    Collectives with a root run along a binomial tree, the others by ``FIRST_ROWS``.
 
     Args:
-        shard_bytes: of a shard; a symbolic size counts as short.
-        backend: of the devices, as ``jax.default_backend`` names it; one without rows has those of
-            the CPU.
+        shard_bytes: size of a shard in bytes; a symbolic size counts as short.
+        backend: of the devices, as ``jax.default_backend`` names it; a backend without rows has
+            those of the CPU.
     """
     if collective.traits.has_root:
         return _binomial_verified(collective)
@@ -193,7 +194,7 @@ def _first_defined(synthesizers: tuple[Synthesizer, ...], collective: Collective
 def synthesized(
     synthesizer: Synthesizer, collective: Collective, topology: Topology | None = None
 ) -> Schedule:
-    """A synthesizer's schedule of a collective on the default or another topology, verified."""
+    """The verified schedule of a synthesizer, on the default topology or a given one."""
     links = default_topology(collective.num_ranks) if topology is None else topology
     with without_numba(is_small(collective, synthesizer.name)):
         schedule = synthesizer.synthesize(links, collective)
@@ -202,8 +203,8 @@ def synthesized(
 
 
 def is_small(collective: Collective, synthesizer: str = "") -> bool:
-    """Whether kernels as Python find and check a schedule faster than compiled ones load."""
-    # TACOS makes tens of thousands of attempts at collectives without a bound that it reaches.
+    """Whether interpreted kernels find and check a schedule faster than compiled ones load."""
+    # TACOS makes tens of thousands of attempts where it does not reach the bound of a collective.
     is_long = synthesizer in ("tacos", "auto") and collective.kind not in _GRID_KINDS
     pairs = collective.num_ranks**2
     is_few = pairs * collective.chunks_per_shard <= FEW_SENDS and pairs <= _MOST_PAIRS
@@ -212,7 +213,7 @@ def is_small(collective: Collective, synthesizer: str = "") -> bool:
 
 @functools.lru_cache(maxsize=64)
 def default_topology(num_ranks: int) -> Topology:
-    """The network assumed where none is given: a torus whose sides are the prime factors of n."""
+    """The network assumed if none is given: a torus whose sides are the prime factors of n."""
     sides, rest = [], num_ranks
     for side in range(2, math.isqrt(num_ranks) + 1):
         while rest % side == 0:
@@ -222,12 +223,12 @@ def default_topology(num_ranks: int) -> Topology:
 
 
 def binomial(collective: Collective) -> Schedule:
-    """Collectives with a root in ceil(log2 n) rounds, on a fully connected network.
+    """A schedule for a collective with a root, in ceil(log2 n) rounds, on a full network.
 
-    In step t the first 2**t positions, counted from the root, send to those 2**t further on.
-    Broadcast sends everything; scatter, which runs from far to near, sends the shards of the
-    receiver and of the positions that the receiver will serve. Reduce and gather are these
-    reversed.
+    In step t the first 2**t positions, counted from the root, send to the positions 2**t further
+    on. Broadcast sends everything; scatter, which goes from far to near, sends the shards of the
+    receiver and of the positions that the receiver will serve. Reduce and gather are the reverse of
+    these.
     """
     if not collective.traits.starts_at_root:
         return binomial(collective.dual()).reverse()
@@ -264,22 +265,23 @@ def run(
     axes: Axes,
     x: jax.Array,
     config: Config,
-    default: Callable[[], tuple[Axes, Schedule | Native]],
+    default: Callable[[], tuple[Axes, primitives.Runs]],
     named: Callable[[str, int], tuple[Axes, Schedule]],
     **typed,
 ) -> jax.Array:
-    """The result of a call by a configuration.
+    """The result of running a call by a configuration.
 
     Args:
-        collective: of one chunk per shard.
-        x: the operand, its blocks along the leading dimension (``primitives``).
-        default: the axes and the choice for them without tuning.
-        named: the axes, and the schedule over them of an algorithm in so many chunks per shard.
+        collective: the collective, with one chunk per shard.
+        x: the operand, with its blocks along the leading dimension (``primitives``).
+        default: returns the axes, and what runs over them without tuning.
+        named: returns the axes, and the schedule over them of the named algorithm with the given
+            number of chunks per shard.
         typed: ``op`` and ``invarying``, as for ``primitives.bind``.
 
     Raises:
-        CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not
-            defined for the collective.
+        CollectiveError: a parameter, algorithm, lowering or transport is unknown, or not defined
+            for the collective.
     """
     if unknown := sorted(set(config) - set(PARAMETERS)):
         raise CollectiveError(
@@ -302,8 +304,8 @@ def run(
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(part, over, schedule, lowering=lowering, grouped=grouped, **typed)
 
-    # Parts cut every block, so that each part is an operand of the same collective. Operands that
-    # mesh axes in Auto or Explicit mode shard further stay whole: XLA would move them.
+    # Every block is cut, so that each part is an operand of the same collective. Operands that mesh
+    # axes in Auto or Explicit mode shard further stay whole, because XLA would move them.
     kind = collective.traits
     is_many = not (kind.is_whole or kind.starts_with_shard)
     blocks = len(collective.groups[0]) if is_many else 1
@@ -328,7 +330,7 @@ def schedule_of(
     nbytes: int,
     topology: Topology | None = None,
 ) -> Schedule:
-    """The verified schedule of a synthesizer on a network, or on the default topology.
+    """The verified schedule of a named synthesizer, on a network or the default topology.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined here.

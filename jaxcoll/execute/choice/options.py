@@ -1,6 +1,6 @@
-"""The options of XLA's compilers with which a program runs the permutes of its schedules.
+"""Options of XLA's compilers that make a program run the permutes of its schedules well.
 
-They belong to the outermost ``jit``, whose program they are for (docs/targets.md explains why)::
+They must be given to the outermost ``jit`` (docs/targets.md explains why)::
 
     step = jax.jit(step, compiler_options=jc.compiler_options(mesh, schedule))
 """
@@ -40,19 +40,21 @@ def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = N
     """XLA's options for programs that run schedules on a mesh.
 
     Args:
-        mesh: the mesh of devices that the program is for; their platform decides.
-        schedules: all that may be under way at the same time; several if, for example, gradients
-            of several layers are. When omitted, one that uses every link of the mesh's devices.
-        transport: the way in which a configuration runs them (``transports``). When None, that of
-            calls without a configuration, on TPUs "links".
+        mesh: the devices that the program runs on; their platform decides.
+        schedules: all schedules that may run at the same time; there are several if, say, the
+            gradients of several layers are under way together. When omitted, one schedule is
+            assumed that uses every link between the devices of the mesh.
+        transport: how a configuration runs the permutes (``transports``). None stands for the
+            transport of calls without a configuration, which is "links" on TPUs.
 
     Returns:
-        Options for ``jax.jit(compiler_options=...)``; none for CPU, whose compiler knows none.
+        The options for ``jax.jit(compiler_options=...)``; none for CPU, whose compiler has none.
 
     Raises:
-        TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
-        ScheduleError: an argument that is not a ``Schedule``; schedules that deadlock by "cliques".
-        CollectiveError: a transport that the platform does not have.
+        TopologyError: the mesh has no devices, or a platform other than cpu, gpu and tpu.
+        ScheduleError: an argument is not a ``Schedule``, or schedules deadlock with the transport
+            "cliques".
+        CollectiveError: the platform does not have the transport.
     """
     platform = _platform(mesh)
     if transport is not None and check_transport(transport) not in TRANSPORTS[platform]:
@@ -72,14 +74,14 @@ def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = N
     if platform == "gpu":
         options: Options = {_NOT_COMBINED: "0"}
         if transport == "overlapped":
-            # Without groups: XLA of jax 0.10.2 cannot compile programs that have both.
+            # Permutes are not grouped here: XLA of jax 0.10.2 cannot compile programs with both.
             options[_OVERLAP_LIMIT] = str(max(1, sum(map(_rounds_at_once, schedules))))
         if transport == "cliques":
             check_cliques(schedules)
             options[_CLIQUES] = True
         return options
-    # All rounds of a step are to be in flight together: a lower limit would start the last ones
-    # when the first have ended.
+    # All rounds of a step should be in flight together: with a lower limit the last rounds would
+    # start only when the first have ended.
     together = sum(map(_rounds_at_once, schedules))
     if not schedules:
         topology = Topology.from_mesh(mesh)
@@ -103,7 +105,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _rounds_at_once(schedule: Schedule) -> int:
-    """The most permutes that a step has, in whichever lowering has more."""
+    """The largest number of permutes in one step, in whichever lowering has more."""
     program = split_long_steps(permute_program(schedule))
     straight = max((len(rounds) for rounds in program.steps), default=0)
     return max(straight, max((len(stage) for stage in stages(program)), default=0))

@@ -25,7 +25,6 @@ from jaxcoll.execute.lowerings import links
 from jaxcoll.execute.primitives import Native
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
-from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of, shipped_costs
 from jaxcoll.topology import Topology
 
@@ -161,12 +160,12 @@ def may_play(axes: Axes, dtype, kind: str, op: str) -> bool:
     return not links.refusal(dtype, combine, axes)
 
 
-def lowering_of(lowering: str, runs: Schedule | Native, axes: Axes, dtype, op: str) -> str:
+def lowering_of(lowering: str, runs: primitives.Runs, axes: Axes, dtype, op: str) -> str:
     """The lowering of a call's program: "links" or "auto" where the call names none.
 
     Links where they can be had, unless costs are stated of a machine without them.
     """
-    if lowering != "auto" or not isinstance(runs, Schedule):
+    if lowering != "auto" or isinstance(runs, Native):
         return lowering
     if not may_play(axes, dtype, runs.collective.kind, op):
         return "auto"

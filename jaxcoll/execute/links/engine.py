@@ -38,7 +38,7 @@ _KEY = "jaxcoll/links/{}"
 _SECONDS = 60.0
 # A process that keeps the others waiting for more than this share of so many seconds is named.
 _WINDOW, _LATE = 10.0, 0.1
-_COMPILE = "python -m jaxcoll.execute.links compiles it, with a C++ compiler"
+COMPILE = "python -m jaxcoll.execute.links compiles it, with a C++ compiler"
 
 
 def compiled() -> Path | str:
@@ -54,7 +54,7 @@ def compiled() -> Path | str:
         major, _, minor = path.stem.rpartition("-")[2].partition(".")
         if (int(major), int(minor)) <= newest:
             usable[int(major), int(minor)] = path
-    return usable[max(usable)] if usable else f"its player is not compiled; {_COMPILE}"
+    return usable[max(usable)] if usable else f"its player is not compiled; {COMPILE}"
 
 
 @functools.cache
@@ -66,9 +66,9 @@ def library() -> ctypes.CDLL | str:
     try:
         found = ctypes.CDLL(str(path))
     except OSError as error:
-        return f"its player cannot be loaded: {error}; {_COMPILE}"
+        return f"its player cannot be loaded: {error}; {COMPILE}"
     if found.jaxcoll_links_version() != build.source_number():
-        return f"its player is of another version of jaxcoll; {_COMPILE}"
+        return f"its player is of another version of jaxcoll; {COMPILE}"
     found.jaxcoll_links_know.argtypes = (ctypes.c_int64, *(ctypes.c_char_p,) * 3)
     found.jaxcoll_links_recorded.argtypes = (ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
     found.jaxcoll_links_recorded.restype = ctypes.c_int64

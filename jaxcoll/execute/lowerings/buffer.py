@@ -123,6 +123,8 @@ def initial_buffer(
     """
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
+    if program.pairs is not None:  # what ranks keep is not among the rows
+        return write(blank(x, length), x, program.outputs, width)
     if collective.traits.starts_with_shard:
         start = lookup(program.group_index * k, rank)
         return write(blank(x, length), x, start, width)
@@ -155,7 +157,7 @@ def read_result(
     collective, k = program.collective, program.collective.chunks_per_shard
     if collective.traits.ends_with_shard:
         return read(buffer, lookup(program.group_index * k, rank), k, width)
-    result = read(buffer, 0, program.blocks[1] * program.block_rows, width)
+    result = read(buffer, 0, program.outputs, width)
     if collective.traits.ends_at_root:
         is_root = lookup(np.isin(program.group_index, collective.roots), rank)
         return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
@@ -208,10 +210,17 @@ def put(
 # ---------------------------------------------------------------------- steps
 
 
-def source(buffer: jax.Array, round_: Round, rank: jax.Array, width: int) -> jax.Array:
-    """The rows that this rank sends in a round."""
+def source(
+    buffer: jax.Array, round_: Round, rank: jax.Array, width: int, first: int = 0
+) -> jax.Array:
+    """The rows that this rank sends in a round.
+
+    Args:
+        first: the row of the program that is the first of ``buffer``.
+    """
     parts = [
-        read(buffer, lookup(part.start, rank), part.length, width) for part in runs(round_.send)
+        read(buffer, lookup(part.start - first, rank), part.length, width)
+        for part in runs(round_.send)
     ]
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
 

@@ -94,6 +94,8 @@ def dataflow_of(program: PermuteProgram, style: str = "flat") -> Dataflow | None
             one segment. "split": if all segments are whole values, each is permuted by itself (more
             permutes, but one copy less of every message); else as "result".
     """
+    if program.pairs is not None:  # ranks differ, and there are too many rows to look at each
+        return None
     try:
         return _DataflowBuilder(program, style).trace()
     except _Irregular:

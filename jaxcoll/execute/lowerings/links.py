@@ -45,7 +45,8 @@ def refusal(dtype, op: Callable | None, axes: Axes, is_gpu: bool = False) -> str
     if isinstance(found, str):
         return f"links: {found}"
     if is_gpu and not engine.plays_on_gpus(found):
-        return "links: on GPUs they take jaxlib 0.11 or newer, when the player is compiled too"
+        # The build of a wheel has the oldest jaxlib's headers, for CPUs; they know nothing of GPUs.
+        return f"links: the player here is for CPUs; with jaxlib 0.11 or newer {engine.COMPILE}"
     if axes.auto or not jax_internals.is_fully_manual():
         return "links: some axes of the mesh are not manual here"
     if op is None:
@@ -67,7 +68,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     is_gpu = setting.target.startswith("gpu")
     if why := refusal(x.dtype, op if adds else None, axes, is_gpu):
         raise CollectiveError(why)
-    length = program.blocks[1] * program.block_rows * setting.width
+    length = program.outputs * setting.width
     result = jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype)
     nbytes = float(max(x.size, math.prod(result.shape)) * x.dtype.itemsize)
     # JAX has no types of what varies for a call of several results.

@@ -8,7 +8,8 @@ Which messages share a round is an edge colouring (``jaxcoll.numerics.edge_colou
 
 For a rank in a group, a chunk's row is the chunk's index within the group. For all_to_all the first
 rows hold the result (by source) and as many rows after them the input (by destination). Chunks that
-a rank only forwards take the rows after these.
+a rank only forwards take the rows after these. Where pairs of ranks have blocks of unequal sizes
+(``unequal``), a chunk is several rows, or none.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.execute.lowerings.pair_rows import PairRows
 from jaxcoll.numerics.compiled import FEW_SENDS, without_numba
 from jaxcoll.numerics.edge_colouring import colour_pairs
 from jaxcoll.numerics.ragged import equal_runs
@@ -63,12 +66,15 @@ class PermuteProgram:
         num_rows: rows of a rank's buffer.
         sides: shape of the grid whose translations are the symmetry to look for; (n,) without one.
         steps: the rounds of each step.
+        pairs: rows of each pair of ranks in an all_to_all of unequal blocks; ``None`` for blocks of
+            equal size. A row of input or output then is a block of its own.
     """
 
     collective: Collective
     num_rows: int
     sides: tuple[int, ...]
     steps: tuple[tuple[Round, ...], ...]
+    pairs: PairRows | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -93,6 +99,8 @@ class PermuteProgram:
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks in a rank's input and in its output: 1, or the ranks of a group."""
+        if self.pairs is not None:
+            return self.pairs.inputs, self.pairs.outputs
         kind, size = self.collective.traits, self.group_size
         if kind.is_whole:
             return 1, 1
@@ -101,6 +109,8 @@ class PermuteProgram:
     @property
     def block_rows(self) -> int:
         """Rows of a block."""
+        if self.pairs is not None:
+            return 1
         kind = self.collective.traits
         shards = kind.shards.count(self.group_size) if kind.is_whole else 1
         return shards * self.collective.chunks_per_shard
@@ -113,8 +123,25 @@ class PermuteProgram:
             index[list(group)] = np.arange(len(group))
         return index
 
+    @property
+    def inputs(self) -> int:
+        """Rows of a rank's input."""
+        return self.blocks[0] * self.block_rows
+
+    @property
+    def outputs(self) -> int:
+        """Rows of a rank's output."""
+        return self.blocks[1] * self.block_rows
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether unequal blocks go from rank to rank, and nobody forwards any."""
+        return self.pairs is not None and self.num_rows == self.inputs + self.outputs
+
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
+        if self.pairs is not None:
+            return self.pairs.input_rows()
         kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
         if kind.starts_with_shard:
             return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
@@ -130,6 +157,8 @@ class PermuteProgram:
 
     def output_rows(self) -> np.ndarray:
         """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
+        if self.pairs is not None:
+            return self.pairs.output_rows()
         kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
         if kind.ends_with_shard:
             return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
@@ -142,24 +171,41 @@ class PermuteProgram:
 @functools.lru_cache(maxsize=256)
 def permute_program(schedule: Schedule) -> PermuteProgram:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
-    n, grid = schedule.topology.num_ranks, schedule.topology.grid
-    sides = (n,) if grid is None else grid.shape
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     chunk = np.asarray(schedule.chunk, np.int64)
-    num_rows, (sent, received) = _rows(schedule.collective, (src, dst), chunk)
-    step = schedule.step
+    num_rows, ends = _rows(schedule.collective, (src, dst), chunk)
+    steps = coloured(schedule, (src, dst, *ends, schedule.reduce), schedule.step)
+    return PermuteProgram(schedule.collective, num_rows, sides_of(schedule), steps)
+
+
+def sides_of(schedule: Schedule) -> tuple[int, ...]:
+    """The grid of a schedule's ranks; one dimension where they are in none."""
+    grid = schedule.topology.grid
+    return (schedule.topology.num_ranks,) if grid is None else grid.shape
+
+
+def coloured(
+    schedule: Schedule, columns: Sequence[np.ndarray], step: np.ndarray, colour=colour_pairs
+) -> tuple[tuple[Round, ...], ...]:
+    """The rounds of each step that has sends.
+
+    Args:
+        columns: sender, receiver, row sent, row received and whether it is added, of each row.
+        step: of each row.
+        colour: the rounds of a step's messages, as ``colour_pairs``.
+    """
+    n, sides = schedule.topology.num_ranks, sides_of(schedule)
     # Parallel edges between two ranks make one message: a permute knows ranks, not links.
-    order = np.lexsort((sent, dst, src, step))
-    columns = [column[order] for column in (src, dst, sent, received, schedule.reduce)]
+    order = np.lexsort((columns[2], columns[1], columns[0], step))
+    columns = [column[order] for column in columns]
     ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
     # Compiled kernels take longer to load than they save on few sends.
     with without_numba(len(schedule.chunk) <= FEW_SENDS):
-        steps = tuple(
-            _rounds(n, sides, *(column[first:last] for column in columns))
+        return tuple(
+            _rounds(n, sides, colour, *(column[first:last] for column in columns))
             for first, last in itertools.pairwise(ptr)
             if first < last
         )
-    return PermuteProgram(schedule.collective, num_rows, sides, steps)
 
 
 # ---------------------------------------------------------------------- rows
@@ -204,14 +250,14 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
 # ---------------------------------------------------------------------- rounds
 
 
-def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
+def _rounds(n, sides, colouring, src, dst, sent, received, reduce) -> tuple[Round, ...]:
     """The rounds of one step, its sends sorted by (src, dst, row sent)."""
     # Sends of one pair are one message; its c-th chunk is column c of the round's tables.
     pair = src * n + dst
     ptr = equal_runs(pair)
     starts, size = ptr[:-1], np.diff(ptr)
     u, v = src[starts], dst[starts]
-    colour = colour_pairs(u, v, size, sides)
+    colour = colouring(u, v, size, sides)
     message = np.repeat(np.arange(len(starts)), size)
     column = np.arange(len(pair)) - starts[message]
     rounds = []
@@ -247,14 +293,15 @@ def split_long_steps(program: PermuteProgram) -> PermuteProgram:
         # A power of two: parts of different steps then have equal shapes, hence few stages.
         rows = 1 << (rows.bit_length() - 1)
         for first in range(0, longest, rows):
-            cut = [_columns(r, first, first + rows) for r in rounds if r.size > first]
+            cut = [columns_of(r, first, first + rows) for r in rounds if r.size > first]
             steps.append(tuple(r for r in cut if r.pairs))
     if len(steps) == len(program.steps):
         return program
     return dataclasses.replace(program, steps=tuple(steps))
 
 
-def _columns(round_: Round, first: int, end: int) -> Round:
+def columns_of(round_: Round, first: int, end: int) -> Round:
+    """Some columns of a round as a round of the messages that have them."""
     send, recv, add = (a[:, first:end] for a in (round_.send, round_.recv, round_.add))
     pairs = tuple((u, v) for u, v in round_.pairs if send[u, 0] >= 0)
     return Round(pairs, send, recv, add)

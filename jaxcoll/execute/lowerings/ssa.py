@@ -1,7 +1,8 @@
-"""ssa: straight-line code, step after step; a round is one ``ppermute`` of its messages alone.
+"""The lowering "ssa": straight-line code, step after step, with one ``ppermute`` per round.
 
-Where all ranks do about the same, received rows stay values that later permutes use directly
-(``jaxcoll.execute.lowerings.dataflow``). Otherwise they are written to a buffer and read from it.
+A permute sends only the messages of its round. Where all ranks do nearly the same, received rows
+remain values that later permutes use directly (``jaxcoll.execute.lowerings.dataflow``). Otherwise
+they are written to a buffer and read from it.
 """
 
 from __future__ import annotations
@@ -39,19 +40,21 @@ UNCUT_BYTES = 1 << 25
 def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run a program.
 
-    Except on CPU, barriers separate the steps, so that all rounds of a step are in flight together;
-    XLA's scheduler for TPUs otherwise lets early steps run ahead and late writes accumulate. On CPU
-    a permute is a copy within one memory, so concatenating segments first would cost as much as
-    sending them.
+    Except on CPU, barriers separate the steps, so that all rounds of a step are in flight together.
+    Without them XLA's scheduler for TPUs lets early steps run ahead and late writes accumulate. On
+    CPU a permute is a copy within one memory, so concatenating segments before it would cost as
+    much as sending them.
 
     Args:
-        program: the rounds.
+        program: the rounds of every step.
         x: this rank's input rows, shape (input rows * width, ...).
         setting: where the ranks are, and how rows are sent and combined.
 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
+    if program.is_direct:
+        return _run_direct(program, x, setting)
     width, target = setting.width, setting.target
     row_bytes = x.size // x.shape[0] * x.dtype.itemsize * width
     is_large = at_least(program.num_rows * row_bytes, UNCUT_BYTES + 1)
@@ -71,25 +74,41 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
     rank = axes.rank()
     buffer = initial_buffer(program, x, rank, width, setting.op)
     for rounds in program.steps:
-        # All of a step is read before any of it is written.
+        # All rows that a step sends are read before any row that it receives is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
         buffer = receive(buffer, arrived, rounds, rank, width, setting.op)
     return read_result(program, buffer, rank, width)
 
 
+def _run_direct(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
+    """Unequal blocks that nobody forwards: sent from the input, and written to the result."""
+    width, rank = setting.width, setting.axes.rank()
+    result = blank(x, program.outputs * width)
+    arrived, behind = [], ()  # of the last step, which is not written yet
+    for rounds in program.steps:
+        sources = [source(x, round_, rank, width, program.outputs) for round_ in rounds]
+        if arrived and setting.target != "cpu":
+            sources, arrived = lax.optimization_barrier((sources, arrived))
+        pairs = [round_.pairs for round_ in rounds]
+        here = permute_together(setting.axes, sources, pairs, setting.target)
+        result = receive(result, arrived, behind, rank, width)
+        arrived, behind = here, rounds
+    return receive(result, arrived, behind, rank, width)
+
+
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    """Steps separated by barriers; during the permutes of one, rows of the previous are written."""
-    # The rows that the next step sends are read then, too, unless they are only just arriving.
+    """Run steps between barriers; a step's rows are written during the next step's permutes."""
+    # The rows that the next step sends are read then, too, unless they are just arriving.
     width, op = setting.width, setting.op
     rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, width, op)
-    arrived, behind = [], ()  # of the last step, if it is not written yet
+    arrived, behind = [], ()  # rows and rounds of the last step, unless written
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):
             buffer, arrived = lax.optimization_barrier((buffer, arrived))
             buffer, arrived, behind = receive(buffer, arrived, behind, rank, width, op), [], ()
-        # Otherwise nothing that is read here waits for the last step, and XLA may read early.
+        # Otherwise none of the rows read here come from the last step, so XLA may read early.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         buffer, arrived, sources = lax.optimization_barrier((buffer, arrived, sources))
         pairs = [r.pairs for r in rounds]
@@ -101,7 +120,7 @@ def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> 
 
 
 def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:
-    """Whether some rank sends a row that it receives in the step before."""
+    """Whether some rank sends a row that it received in the step before."""
     for earlier in before:
         for later in rounds:
             sent, got = later.send[:, :, None], earlier.recv[:, None, :]
@@ -110,33 +129,33 @@ def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:
     return False
 
 
-# XLA's algebraic simplifier moves a reshape of the result past one update each time that it runs,
-# and after 50 times logs an error, that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the
-# reshape where it is.
+# Each time it runs, XLA's algebraic simplifier moves a reshape of the result past one update; after
+# 50 runs it logs an error that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the reshape
+# where it is.
 MOST_UPDATES = 40
 
 
 class DataflowRun:
-    """Runs a dataflow on one rank: holds the values so far, and the rows of the result so far."""
+    """Runs a dataflow on one rank; holds the values and the rows of the result so far."""
 
     def __init__(self, program: PermuteProgram, dataflow: Dataflow, x: jax.Array, setting: Setting):
         self.dataflow, self.setting, self.width = dataflow, setting, setting.width
         self.rank = setting.axes.rank()
         self.values = [x]
-        # Where one value is the whole result, row by row, nothing is assembled.
+        # If one value is the whole result, row by row, there is nothing to assemble.
         used = [value for value, found in enumerate(dataflow.found) if (found >= 0).any()]
         only = dataflow.found[used[0]] if len(used) == 1 else None
         is_whole = only is not None and (only == np.arange(only.shape[1])).all()
         self.whole, self.rows = used[0] if is_whole else None, None
         if not is_whole:
             self.rows = blank(x, program.blocks[1] * program.block_rows * self.width)
-            if program.collective.traits.ends_at_root:  # zeros on all ranks but the root
+            if program.collective.traits.ends_at_root:  # ranks other than the root return zeros
                 self.rows = lax.full_like(self.rows, 0)
         self.placed = 0  # values that are in the result already
         self.updates = 0  # of the result
 
     def run(self) -> jax.Array:
-        """The rows of the result; but for CPU steps are kept apart by barriers."""
+        """The rows of the result; except on CPU, barriers keep the steps apart."""
         axes, target = self.setting.axes, self.setting.target
         sources = self._prepare(self.dataflow.steps[0])
         if target != "cpu":
@@ -165,7 +184,7 @@ class DataflowRun:
         return sources
 
     def _place(self) -> None:
-        """Write all values that the result lacks to it."""
+        """Write those values to the result that are not in it yet."""
         if self.rows is not None:
             for value in range(self.placed, len(self.values)):
                 for part in runs(self.dataflow.found[value]):
@@ -175,7 +194,7 @@ class DataflowRun:
         self.placed = len(self.values)
 
     def _prepare(self, ops: tuple[Op, ...]) -> list[jax.Array]:
-        """The sources of a step's permutes; sums computed now become values at once."""
+        """The sources of a step's permutes; sums without a permute become values at once."""
         sources = []
         for op in ops:
             segments = [self._segment(segment) for segment in op.segments]
@@ -195,7 +214,7 @@ class DataflowRun:
         sums = [self._sum(variant, segment.length) for variant in segment.variants]
         if len(sums) == 1:
             return sums[0]
-        # All ranks compute all variants and keep one: a branch per rank would part the permutes.
+        # All ranks compute all variants and keep one: branches would separate the ranks' permutes.
         which = self._look(segment.which)
         return lax.select_n(which if len(sums) > 2 else which != 0, *sums)
 

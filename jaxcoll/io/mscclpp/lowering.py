@@ -1,11 +1,12 @@
-"""MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
+"""MSCCL++ execution plans: schedules as the JSON that executors of version 0.8 and later run.
 
-A plan has thread blocks per rank, each with the chunks of its own on every rank: chunks do not
-depend on each other, so blocks never wait for blocks of their rank. Between ranks of a host copies
-are put into the other's memory and sums read from it, over a memory channel; between hosts both are
-put over a port channel, sums into scratch. Before anything is put, both ends of every channel say
-that they have begun: until then the other's buffer may be in use. Threads of a block run apart, and
-wait for each other (``nop``) before one may use what another one did.
+Every rank of a plan has the same thread blocks, and a block has the same chunks on every rank.
+Chunks do not depend on each other, so a block never waits for another block of its rank. Between
+ranks of one host, a memory channel serves: copies are put into the other rank's memory, and sums
+are read from it. Between hosts, a port channel serves: copies and sums are both put, sums into
+scratch. Before anything is put, both ends of every channel signal that they have begun, since until
+then the other's buffer may be in use. The threads of a block run independently, and wait for each
+other (``nop``) before one uses the result of another.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from jaxcoll.io.sends import MSCCL_WORDS, Run, check_word, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
-# Of the executor: operations of a block, channel ids of an operation, channels of a type and block.
+# Limits of the executor: operations in a block, channel ids in an operation, and channels of one
+# type in a block.
 MOST_OPERATIONS, MOST_IDS, MOST_CHANNELS = 64, 8, 16
-MOST_BLOCKS = 108  # streaming multiprocessors of an A100: all blocks must run at the same time
-MOST_BYTES = 2**32 - 16  # its offsets are of 32 bits
+MOST_BLOCKS = 108  # multiprocessors of an A100: all blocks must run at the same time
+MOST_BYTES = 2**32 - 16  # the executor's offsets have 32 bits
 
 Plan = dict[str, Any]  # the JSON object
 
 
 def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | None = None) -> Plan:
-    """The plan of a schedule, in place, with as few blocks as hold its operations.
+    """The in-place plan of a schedule, with the fewest blocks that hold its operations.
 
     Args:
         schedule: an all_gather, reduce_scatter or all_reduce of all ranks with equal shards.
-        name: of the plan; an executor tells plans apart by it.
-        ranks_per_host: ranks of a host, in order; those of different hosts meet in port channels.
-            When None as many as the names of the network say ("host 1 gpu 0"), else all.
+        name: name of the plan, by which an executor tells plans apart.
+        ranks_per_host: number of consecutive ranks on each host; port channels join ranks of
+            different hosts. None takes the number from the names of the vertices ("host 1 gpu 0"),
+            or all ranks if these do not tell.
 
     Raises:
-        FormatError: another collective; groups; ranks that the hosts do not divide; a rank with
-            more peers than a block has channels; more blocks than run at the same time, with the
-            number.
+        FormatError: the collective is another one or has groups; the ranks do not fill whole hosts;
+            a rank has more peers than a block has channels; or more blocks are needed than can run
+            at the same time (the text says how many operations a block has then).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.text(name, "name", FormatError)
@@ -57,18 +60,18 @@ def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | No
 
 
 def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
-    """As few blocks as hold the operations of their chunks.
+    """The fewest blocks that hold the operations of their chunks.
 
-    More blocks do not always have fewer operations each, as chunks sent in one message share
-    theirs, so all numbers are counted, from the least that may do: a rank's blocks never have fewer
-    operations together than one block for all would have.
+    More blocks do not always have fewer operations each, since chunks sent in one message share
+    operations. So every number of blocks is tried, from a lower bound: the blocks of a rank never
+    have fewer operations together than one block for all chunks would have.
 
     Raises:
-        FormatError: more than can run at the same time.
+        FormatError: more blocks are needed than can run at the same time.
     """
     chunks = schedule.collective.num_chunks
     most_blocks, counted = min(MOST_BLOCKS, chunks), _Operations(schedule, per_host)
-    # Exact counts, not a search by halves: they do not fall with every block more.
+    # Every count is tried, not bisected: operations per block do not fall with every added block.
     least = max(1, -(-counted.most(np.zeros(chunks, np.int64)) // MOST_OPERATIONS))
     for count in range(least, most_blocks + 1):
         for block_of in _ways(chunks, count):
@@ -85,20 +88,20 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
 
 
 def _ways(chunks: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two ways to give chunks to blocks: neighbours to one block, or dealt one by one.
+    """Two ways to assign chunks to blocks: neighbours to one block, or one by one in turn.
 
-    Neighbours are often sent in one operation. In trees the root of a chunk has many times
-    the operations of a leaf, so neighbours, whose root is one rank, fill its block soonest.
+    Neighbours are often sent in one operation. In trees, however, the root of a chunk has many
+    times the operations of a leaf, and neighbours have the same root, whose block fills up first.
     """
     near = np.repeat(np.arange(count), np.diff(np.arange(count + 1) * chunks // count))
     return near, np.arange(chunks) % count
 
 
 class _Operations:
-    """How many operations a rank's blocks have, for any way to give the chunks to blocks.
+    """Counts the operations of a rank's blocks, for any assignment of chunks to blocks.
 
-    Counted by columns what ``_Block`` makes: making it for each number of blocks would take
-    minutes.
+    It counts, by columns, the operations that ``_Block`` makes, because making them for every
+    number of blocks would take minutes.
     """
 
     def __init__(self, schedule: Schedule, per_host: int):
@@ -113,10 +116,11 @@ class _Operations:
         self.far = self.src // per_host != self.dst // per_host
         self.closes = schedule.collective.traits.ends_with_shard
         self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
-        # Meetings (rank, step, chunk): where a rank adds runs that begin apart. Those of blocks
-        # begin apart nowhere else, as a block cuts all runs through a chunk at one place.
+        # Meetings (rank, step, chunk): places where a rank adds runs that begin at different
+        # chunks. Cutting runs into blocks adds no meetings, since a block cuts all runs through a
+        # chunk at the same place.
         self.met = np.zeros(0, np.int64)
-        if (self.adds & self.continues).any():  # else runs are of one chunk, as of most trees
+        if (self.adds & self.continues).any():  # otherwise runs have one chunk, as in most trees
             adding = np.flatnonzero(self.adds)
             columns = (column[adding] for column in (self.dst, self.step, self.chunk))
             *self.meeting, which = _unique(*columns, inverse=True)
@@ -126,13 +130,13 @@ class _Operations:
     def _beginnings(
         self, sends: np.ndarray, meeting: np.ndarray, inside: np.ndarray
     ) -> list[np.ndarray]:
-        """The meetings of some sends, and at how many chunks the runs begin that each is of."""
+        """The meetings of some sends, and in how many places the runs of each begin."""
         begun = self.chunk[~inside][np.cumsum(~inside)[sends] - 1]
         meeting, _ = _unique(meeting, self.chunk[sends] - begun)
         return _unique(meeting, counts=True)
 
     def most(self, block_of: np.ndarray) -> int:
-        """Operations of the fullest block of any rank."""
+        """The number of operations of the fullest block of any rank."""
         block = block_of[self.chunk]
         inside = self.continues.copy()
         inside[1:] &= block[1:] == block[:-1]
@@ -151,7 +155,7 @@ class _Operations:
             each(_unique(cell[chosen], step[chosen])[0])
 
         def meets(cell: np.ndarray, *place: np.ndarray, peer: np.ndarray, times: int = 1) -> None:
-            """Operations on as many channels of a type as one takes."""
+            """Count operations that each take up to ``MOST_IDS`` channels of one type."""
             cell, *rest, kind, _ = _unique(cell, *place, peer // self.ranks, peer)
             cell, *_, count = _unique(cell, *rest, kind, counts=True)
             for _ in range(times):
@@ -172,7 +176,8 @@ class _Operations:
             met, parts = self._beginnings(self.met, self.met_at, inside)
             to, time, chunk = (column[met] for column in self.meeting)
             cell, time, parts = _unique(block_of[chunk] * self.ranks + to, time, parts)
-            # Rows are in order: the last of a cell and step is the meeting of the most parts.
+            # Rows are sorted, so the last row of a cell and step is the meeting with the most
+            # parts.
             last = (np.diff(cell, append=-1) != 0) | (np.diff(time, append=-1) != 0)
             total += np.bincount(cell[last], parts[last] - 1, cells).astype(np.int64)
         ends, peers = (
@@ -188,7 +193,7 @@ class _Operations:
 
 
 def _unique(*columns: np.ndarray, inverse: bool = False, counts: bool = False) -> list[np.ndarray]:
-    """The different rows of columns in order; which of them each row is; how often each occurs."""
+    """The sorted distinct rows of columns; on demand, their inverse indices and counts."""
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     numbers = np.ravel_multi_index(columns, sizes)
     found = np.unique(numbers, return_inverse=inverse, return_counts=counts)
@@ -197,7 +202,7 @@ def _unique(*columns: np.ndarray, inverse: bool = False, counts: bool = False) -
 
 
 def _per_host(schedule: Schedule) -> int:
-    """Ranks per host by the names of the network's vertices; all where they do not say it."""
+    """Ranks per host by the names of the network's vertices; all ranks if the names do not tell."""
     ranks = schedule.collective.num_ranks
     found = [re.match("host ([0-9]+) ", name) for name in schedule.topology.vertex_names[:ranks]]
     hosts = [match[1] for match in found if match]
@@ -239,9 +244,9 @@ def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
 
 def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
     """The blocks of a rank, and the lists that they refer to."""
-    # Two levels of numbers: an operation counts in its block's lists, whose entries count in the
-    # GPU's. The k-th channel from a to b meets the k-th from b to a, so blocks list their peers in
-    # one order.
+    # There are two levels of indices: an operation has indices into its block's lists, whose
+    # entries are indices into the GPU's lists. The k-th channel from a to b meets the k-th from b
+    # to a, so all blocks list their peers in the same order.
     channels: dict[str, list[int]] = {"memory": [], "port": []}
     remote: list[tuple[int, str, str]] = []  # rank, buffer, type of channel
     blocks = []
@@ -277,22 +282,24 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
 
 
 def _said(run: Run) -> dict[str, Any]:
-    """Keys that the runtime passes over and reading back needs."""
+    """Keys that the runtime ignores and that reading a plan back needs."""
     return {"step": run.step, "place": run.place, "links": list(run.path)}
 
 
 def _parts(sums: Sequence[Run]) -> list[list[Run]]:
-    """A rank's sums of one step, in as few parts as threads may add without waiting in between.
+    """A rank's sums of one step, in the fewest parts within which threads need not wait.
 
-    A thread adds the elements t, t + T, t + 2 T of an operation from where the operation begins, of
-    T threads. So sums into a chunk whose runs begin at one place are one thread's; of those that
-    begin elsewhere another thread may be in the middle, and all must wait before the next.
+    Thread t of T adds the elements t, t + T, t + 2 T and so on, counted from the beginning of an
+    operation. So sums into one chunk are done by the same thread if their runs begin at the same
+    place. If they begin at different places, another thread may still be adding, and all threads
+    must wait before the next sum.
     """
     after: dict[int, int] = {}  # of each beginning, the first chunk that no run from there has
     for run in sums:
         after[run.first] = max(after.get(run.first, 0), run.first + run.count)
-    # Taken as they begin, each goes to the first part that is free there: no more parts than
-    # different beginnings meet in one chunk, and in any order those need a part each.
+    # Beginnings in ascending order each go to the first part that is free there. That takes no more
+    # parts than there are different beginnings in one chunk, and these need a part each in any
+    # order.
     part_of: dict[int, int] = {}
     free: list[int] = []  # the first chunk that each part leaves to others
     for first, end in sorted(after.items()):
@@ -303,11 +310,11 @@ def _parts(sums: Sequence[Run]) -> list[list[Run]]:
 
 
 class _Block:
-    """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
+    """One block, on every rank, of some chunks: its operations, peers and remote buffers."""
 
     def __init__(self, schedule: Schedule, runs: Sequence[Run], per_host: int):
         self.kind, self.per_host = schedule.collective.traits, per_host
-        # In place the whole buffer is the one of both that is not a shard.
+        # In place, input and output share memory: the whole buffer is the one that is not a shard.
         self.buffer = "o" if self.kind.starts_with_shard else "i"
         ranks = schedule.collective.num_ranks
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
@@ -315,8 +322,8 @@ class _Block:
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
         by_time: defaultdict[tuple[int, int], list[Run]] = defaultdict(list)
         for run in runs:
-            # A step is two moments: all that a rank sends, then all that it receives. To wait first
-            # could be to wait for a rank that waits for this one.
+            # A step has two moments: a rank first sends everything, then receives everything. If it
+            # waited first, it could wait for a rank that waits for it.
             by_time[run.src, 2 * run.step].append(run)
             by_time[run.dst, 2 * run.step + 1].append(run)
         self.operations: list[list[dict]] = []
@@ -351,11 +358,10 @@ class _Block:
         return found
 
     def _meet(self, rank: int, name: str, others: set[int]) -> list[dict]:
-        """An operation on the channels to some ranks, by type, as many as one takes."""
+        """The same operation on all channels to some ranks, with up to ``MOST_IDS`` in each."""
         made = []
         for kind, peers in self.peers[rank].items():
-            # A signal and its wait count per channel: several in one operation are several
-            # counters.
+            # Signals and waits count per channel, so one operation may serve several channels.
             ids = [at for at, peer in enumerate(peers) if peer in others]
             made += [
                 {"name": name, "channel_ids": ids[i : i + MOST_IDS], "channel_type": kind}
@@ -364,20 +370,20 @@ class _Block:
         return made
 
     def _foreign(self, rank: int, other: int, buffer: str) -> int:
-        """The place of another rank's buffer in the list of this block."""
+        """The index of another rank's buffer in the list of this block."""
         known = self.remote[rank].setdefault(self._type(rank, other), [])
-        # In the order of first use, which is that of the block's operations.
+        # Buffers are listed in the order in which the block's operations first use them.
         if (other, buffer) not in known:
             known.append((other, buffer))
         return known.index((other, buffer))
 
     def _send(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
-        """Copies, and sums to other hosts, put; then signals to all that receive."""
+        """Put copies, and sums to other hosts; then signal to all receivers."""
         ops: list[dict] = []
         for run in runs:
             kind = self._type(rank, run.dst)
-            # Inside a host the receiver adds from the sender's own memory, so that a sum needs no
-            # copy; a sum to another host is put into scratch there, and added from scratch.
+            # Inside a host the receiver adds from the sender's memory, so that a sum needs no copy.
+            # A sum to another host is put into scratch there, and added from scratch.
             if run.reduce and kind == "memory":
                 continue  # the receiver reads it
             at = {"index": run.first, "size": run.count}
@@ -399,7 +405,7 @@ class _Block:
         ]  # fmt: skip
 
     def _receive(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
-        """Waits for all that send; then sums, of the other's memory or of scratch."""
+        """Wait for all senders; then add from their memory or from scratch."""
         ops = [*self._meet(rank, "wait", {run.src for run in runs}), {"name": "nop"}]
         for part in _parts([run for run in runs if run.reduce]):
             for run in part:
@@ -420,17 +426,17 @@ class _Block:
         return ops
 
     def _closing(self, rank: int) -> list[dict]:
-        """The other may still read what a rank gave, until it says that it does not."""
+        """Wait until no other rank reads this rank's buffer any more."""
         peers = self.peers[rank]
-        # In an all_reduce every rank that gave a part receives the total later, so nothing is read
-        # after its end.
+        # In an all_reduce every rank that contributed receives the total later, so nothing is read
+        # after it ends.
         near = set(peers.get("memory", ())) if self.kind.ends_with_shard else set()
         signals, waits = (self._meet(rank, name, near) for name in ("signal", "wait"))
         flush = self._meet(rank, "flush", set(peers.get("port", ())))
         return [*signals, *waits, *flush]
 
     def place_scratch(self, used: list[int]) -> None:
-        """Give every sum from another host a place of its own in scratch."""
+        """Assign a separate place in scratch to every sum from another host."""
         for rank, slots in enumerate(self.slots):
             for slot, count, _ in slots:
                 slot["index"] = used[rank]

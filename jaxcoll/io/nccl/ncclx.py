@@ -94,7 +94,7 @@ def _cells(rule: NcclRule) -> dict[str, str | int]:
     if rule.ranks is None or rule.nodes is None:
         raise TuneError(
             "NCCLX's conditions are bytes per rank, nodes and ranks per node: a rule needs its "
-            f"ranks and its nodes to be written, got ranks={rule.ranks}, nodes={rule.nodes}"
+            f"ranks and its nodes to be written, and one has {rule.ranks} and {rule.nodes}"
         )
     if rule.ranks % rule.nodes:
         raise TuneError(f"{rule.ranks} ranks are not a multiple of {rule.nodes} nodes")

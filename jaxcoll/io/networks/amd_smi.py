@@ -116,7 +116,7 @@ def loads(
     direct = {pair for pair in table.cells["type"] if _is_direct(table, *pair)}
     if gpu is None:
         gpu = _likely(table, direct)
-        warn_user(f"the GPUs are assumed to be {gpu}; state gpu= or --gpu", AssumptionWarning)
+        warn_user(f"the GPUs are assumed to be {gpu}; state gpu=", AssumptionWarning)
     architecture, slot, usual = KINDS[gpu]
     each = _one_link(architecture).by(speeds) if inside is None else float(inside)
     wires: list[Wire] = [
@@ -368,7 +368,7 @@ def _add_pcie(table: _Table, names: list[str], wires: list[Wire], pcie: float) -
 
 
 def _warn_of_nics(network: float | None) -> None:
-    speed = "" if network is not None else " of 50 GB/s; state network=, or the second --bandwidth"
+    speed = "" if network is not None else " of 50 GB/s; state network="
     warn_user(f"each GPU is assumed to have a NIC{speed}", AssumptionWarning)
 
 

@@ -8,6 +8,7 @@ without them a host is a rank.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Collection, Sequence
 
@@ -26,7 +27,8 @@ NETWORK = 50e9  # of a port that nobody states: 400 Gbit/s
 
 # GPUs of a host by the words of their kind, where they are not eight.
 _COUNTS = {"gb300": 4, "gb200": 4, "gh200": 1, "gb10": 1, "mi300a": 4}
-_GPU = re.compile(r"(?:gpu:)?([a-z0-9 ._-]{1,40}?)(?::([0-9]{1,3}))?", re.IGNORECASE)
+_GPU = re.compile(r"(?:gpu:)?([a-z0-9 ._-]{1,40}?)(?::([0-9]{1,9}))?", re.IGNORECASE)
+_MOST_GPUS = 256  # of a host: more than any has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +86,20 @@ def gpus_of(gpu: object) -> Gpus:
     words = words_of(found[1]) if found else frozenset()
     known = [kind for kind in DEVICE_KINDS if kind.wiring != "grid" and kind.match != "cpu"]
     kind = next((each for each in known if words_of(each.match) <= words), None)
-    if found is None or kind is None:
+    if found is None:
         raise TopologyError(
             f"gpu must be a kind of GPU and how many a host has, as h100:8 or mi300x:8; got "
             f"{shown(gpu)}"
         )
+    if kind is None:
+        near = difflib.get_close_matches(found[1].lower(), [each.match for each in known], n=1)
+        raise TopologyError(
+            f"no GPU is called {shown(found[1])}; {f'did you mean {near[0]}? ' if near else ''}"
+            "the table of jaxcoll.devices has all, as h100, b200, gb200, l40s or mi300x"
+        )
     count = int(found[2]) if found[2] else _COUNTS.get(kind.match, 8)
-    if count < 1:
-        raise TopologyError(f"a host has at least one GPU, got {shown(gpu)}")
+    if not 1 <= count <= _MOST_GPUS:
+        raise TopologyError(f"a host has 1 to {_MOST_GPUS} GPUs, got {shown(gpu)}")
     return Gpus(kind, count)
 
 
@@ -267,7 +275,7 @@ class _Builder:
         """The links of each host's GPUs, or of a rack's."""
         kind, n = self.gpus.kind, self.gpus.count
         if kind is None:
-            self.assumed.append("a host is a rank; gpu= or --gpu, as h100:8, says its GPUs")
+            self.assumed.append("a host is a rank; gpu=, as h100:8, says its GPUs")
             return
         hosts, racks = self.fabric.hosts, self.fabric.racks
         # Where a rack is not known, each host's GPUs are joined: the least that there can be.

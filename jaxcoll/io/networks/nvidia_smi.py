@@ -196,19 +196,14 @@ def topology(
     if gpu is None:
         gpu = _LIKELY.get(most, "h100" if most > 12 else "a100")
         found = f"NV{most}" if most else "no NVLink"
-        warn_user(
-            f"{found}: the GPUs are assumed to be {gpu}; state gpu= or --gpu", AssumptionWarning
-        )
+        warn_user(f"{found}: the GPUs are assumed to be {gpu}; state gpu=", AssumptionWarning)
     elif most and not LINKS[gpu][1]:
         raise TopologyError(f"the table has NV{most}, and {gpu} has no NVLink; give another gpu")
     host = _Host(table, gpu, inside, speeds)
     wires = list(host.wires())
     if hosts > 1 and network is None:
         network = 50e9
-        warn_user(
-            "a NIC is assumed to have 50 GB/s; state network=, or the second of --bandwidth",
-            AssumptionWarning,
-        )
+        warn_user("a NIC is assumed to have 50 GB/s; state network=", AssumptionWarning)
     able = ("NVSwitch",) if host.is_able else ()
     made = Host(gpu, table.gpus, host.names, wires, list(host.nics()), host.pcie, able)
     return side_by_side(made, hosts, float(network or 0), "nvidia-smi")

@@ -1,10 +1,10 @@
-"""SLURM's ``topology.conf`` and ``topology.yaml``: hosts below switches or in blocks; and the print
-of ``scontrol show topology``.
+"""Networks from SLURM: ``topology.conf``, ``topology.yaml`` or ``scontrol show topology``.
 
-A file names switches, and the hosts or switches below each. It says neither the GPUs of a host, the
-cables up from a switch, nor any speed that SLURM would use: a port is assumed per GPU, and of every
-switch as much upward as its hosts have together. Blocks are racks: one NVLink switch joins the GPUs
-of each where their kind has such, as in GB200; of other kinds a block is a switch.
+A file names switches, and the hosts or switches below each. It does not tell the GPUs of a host,
+the cables up from a switch, or any speed that SLURM would use. So one port per GPU is assumed, and
+every switch is assumed to have as much bandwidth upward as its hosts have together. Blocks are
+racks: where the kind of GPU has NVLink switches that span hosts, as GB200 has, one of them joins
+the GPUs of a block; for other kinds a block is an ordinary switch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_BYTES = 2**24
 _PAIR = re.compile(r"([A-Za-z]{1,40})=(\S*)")
 _SWITCH = {"switchname", "nodes", "switches"}
 _BLOCK = {"blockname", "nodes"}
-# Said, and without a use here: SLURM itself passes over LinkSpeed, and the others are of scontrol.
+# Keys that are ignored: SLURM itself ignores LinkSpeed, and scontrol prints the others.
 _PASSED = {"linkspeed", "level", "blockindex", "blocksize", "blocksizes"}
 _MOST_NAMED = 2**18  # hosts and switches in all lists of a file
 
@@ -47,24 +47,25 @@ def loads(
     network: float | None = None,
     alpha: float | None = None,
 ) -> Topology:
-    """The network of a file; ranks are GPUs, or hosts where their GPUs are not stated.
+    """The network of a file; ranks are GPUs, or hosts if their GPUs are not stated.
 
     Args:
-        text: of ``topology.conf``, of ``topology.yaml``, whose default topology is taken, or the
-            print of ``scontrol show topology``.
+        text: the content of ``topology.conf``, the content of ``topology.yaml``, of which the
+            default topology is read, or the output of ``scontrol show topology``.
         gpu: the GPUs of a host as SLURM writes them, ``h100:8``; without it hosts are ranks.
-        nodes: hosts to take, as those of a job: ``gpu[01-16]`` (``SLURM_JOB_NODELIST``); all when
-            None.
+        nodes: the hosts to take, such as those of a job: ``gpu[01-16]`` (``SLURM_JOB_NODELIST``);
+            all hosts when None.
         inside: bytes per second and direction of a GPU's link inside its host.
         network: bytes per second and direction of a port, one per GPU.
         alpha: seconds between a port and its switch.
 
     Warns:
-        AssumptionWarning: all that neither the file nor an argument says.
+        AssumptionWarning: lists everything that neither the file nor an argument tells.
 
     Raises:
-        FormatError: lines of another form, names that repeat or lead nowhere, with the line.
-        TopologyError: numbers out of range, too many ranks, switches that nothing joins.
+        FormatError: a line has another form, or a name repeats or is undefined; it names the line.
+        TopologyError: numbers are out of range, there are too many ranks, or switches are not
+            connected.
     """
     checks.text(text, "text", FormatError)
     checks.optional(network, checks.positive, "network", TopologyError)
@@ -88,7 +89,7 @@ def load(
     alpha: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
-    """The network of a file; see ``loads``. An OSError if it cannot be read."""
+    """The network of a file; see ``loads``. Raises an OSError if the file cannot be read."""
 
     def read(text: str) -> Topology:
         return loads(text, gpu=gpu, nodes=nodes, inside=inside, network=network, alpha=alpha)
@@ -97,19 +98,19 @@ def load(
 
 
 class _File:
-    """Switches with all below each, and blocks, by name."""
+    """The content of a file: blocks, and switches with everything below each, by name."""
 
     def __init__(self, text: str):
         self.left = _MOST_NAMED
         self.hosts: dict[str, int] = {}
         self.below: dict[str, tuple[list[str], list[str]]] = {}  # hosts and switches of a switch
         self.blocks: dict[str, list[str]] = {}
-        is_yaml = re.search(r"^[ \t]*-[ \t]+topology[ \t]*:", text, re.MULTILINE)
+        is_yaml = re.search(r"^[ \t]*(-[ \t]+topology|flat)[ \t]*:", text, re.MULTILINE)
         for where, said in _default(text) if is_yaml else _lines(text):
             if "switchname" in said:
                 self._check_keys(where, said, _SWITCH, "SwitchName")
                 under = self._names(where, said.get("switches", ""))
-                # scontrol lists all hosts of a switch, also those below other switches.
+                # scontrol lists all hosts of a switch, including those of the switches below it.
                 nodes = [] if under else self._names(where, said.get("nodes", ""))
                 self._add(self.below, where, said["switchname"], (nodes, under))
                 self._see(nodes)
@@ -119,7 +120,7 @@ class _File:
                 self._add(self.blocks, where, said["blockname"], nodes)
                 self._see(nodes)
         if not self.hosts:
-            raise FormatError("no line has Nodes=; expected SwitchName=leaf1 Nodes=gpu[01-16]")
+            raise FormatError(self._without_hosts(text))
         if self.below and self.blocks:
             raise FormatError("the file has switches and blocks; give one of them")
         if len(self.hosts) > MOST_HOSTS or len(self.below) + len(self.blocks) > MOST_SWITCHES:
@@ -147,10 +148,24 @@ class _File:
         for name in names:
             self.hosts.setdefault(name, len(self.hosts))
 
+    def _without_hosts(self, text: str) -> str:
+        if self.below and all(under for _, under in self.below.values()):
+            # Each leads to another, so some lead back.
+            return (
+                f"the switches {shown(', '.join(self.below))} are above each other only, in a "
+                "circle, and none has Nodes="
+            )
+        if re.search(r"^\s*flat\s*:\s*true", text, re.MULTILINE | re.IGNORECASE):
+            return (
+                "the topology is flat, which names neither hosts nor switches; give the print of "
+                "ibnetdiscover, or a family as dgx-h100:4"
+            )
+        return "no line has Nodes=; expected SwitchName=leaf1 Nodes=gpu[01-16]"
+
     # ------------------------------------------------------------------ the fabric
 
     def fabric(self, gpus: Gpus, speed: float) -> Fabric:
-        """Hosts, switches, a port per GPU, and what leads up from every switch."""
+        """The hosts, the switches, one port per GPU, and the trunks up from every switch."""
         return self._of_blocks(gpus, speed) if self.blocks else self._of_switches(gpus, speed)
 
     def _of_blocks(self, gpus: Gpus, speed: float) -> Fabric:
@@ -181,7 +196,7 @@ class _File:
                     raise FormatError(f"{shown(name)} is above {shown(switch)}, which has no line")
                 above[switch].append(name)
         ports = [
-            # On several leaves, as of rails, its ports are dealt to them in turn.
+            # A host on several leaves, as with rails, has its ports assigned to them in turn.
             Port(h, switches[i % len(switches)], f"port {i}", speed)
             for h, switches in enumerate(leaves.values())
             for i in range(max(gpus.count, len(switches)))
@@ -196,7 +211,7 @@ class _File:
         return Fabric(list(self.hosts), list(self.below), ports, trunks)
 
     def _carried(self, above: dict[str, list[str]], speed: float) -> dict[str, float]:
-        """Bytes per second upward of each switch: those of all hosts below, from the leaves up."""
+        """Bytes per second upward from each switch: the sum over all hosts below it."""
         carried = {name: len(nodes) * speed for name, (nodes, _) in self.below.items()}
         waits = {name: len(under) for name, (_, under) in self.below.items()}
         ready = [name for name, count in waits.items() if count == 0]
@@ -216,7 +231,7 @@ class _File:
 
 
 def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each line's place and pairs, without comments; keys in small letters."""
+    """The place and the key-value pairs of every line, without comments, with lower-case keys."""
     whole = ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = whole + raw.split("#", 1)[0].strip()
@@ -245,7 +260,7 @@ def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 # ---------------------------------------------------------------------- topology.yaml
 
-# A key and its value, in a list's item or not; lines of numbers are sizes of blocks.
+# ``_ENTRY`` is a key and its value, in a list item or not; ``_SIZES`` is a line of block sizes.
 _ENTRY = re.compile(r"(-\s+)?([a-z_]{1,40})\s*:\s*(.*)")
 _SIZES = re.compile(r"[-0-9\[\], ]+")
 _KEYS = {"switch": "switchname", "block": "blockname", "children": "switches", "nodes": "nodes"}
@@ -255,9 +270,9 @@ Topologies = dict[str, list[tuple[str, dict[str, str]]]]
 
 
 def _default(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The lines of the cluster's default topology, as ``_lines`` has them.
+    """The lines of the cluster's default topology, in the form of ``_lines``.
 
-    By lines, not by a YAML parser: keys with words need no package.
+    The text is read line by line: keys with single words do not need a package for YAML.
     """
     found: Topologies = {}
     chosen, name = "", ""

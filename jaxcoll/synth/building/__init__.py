@@ -1,12 +1,12 @@
-"""What several synthesizers build schedules from.
+"""Parts from which several synthesizers build schedules.
 
-- ``base``: the problem, checked once, and the one method of a synthesizer that solves it;
+- ``base``: the problem, checked once, and the class of all synthesizers;
 - ``derive``: reduce_scatter and all_reduce from an all_gather;
-- ``helpers``: ranks outside a group that forward for it;
+- ``helpers``: schedules in which ranks outside a group forward for it;
 - ``sends``: all-gathers along one dimension as moves, moves as columns of sends, and sends of
   topology-oblivious algorithms carried over shortest routes;
-- ``grids``: the grid of a network, and what each of its dimensions can do;
-- ``circles``: circles over links, hosts of consecutive ranks, and circles through these;
+- ``grids``: the grid of a network, and the pattern that suits each of its dimensions;
+- ``circles``: circles over links, hosts of consecutive ranks, and circles through hosts;
 - ``switch_unwinding``: switches replaced by links between ranks (TACOS, Section IV-G);
-- ``list_scheduling``: sends in the order in which links serve them.
+- ``list_scheduling``: an order of sends by the times at which links serve them.
 """

@@ -1,12 +1,12 @@
-"""Problems, and what every synthesizer says of itself when it meets one.
+"""Problems, and the base class of synthesizers, with the questions that auto asks them.
 
-A problem is a collective on a network, for a size. It is checked once, at the two doors
-``synthesize`` and ``Synthesizer.synthesize``; everything below them relies on it.
+A problem is a collective on a network, for a size. It is checked once, in the two entry points
+``synthesize`` and ``Synthesizer.synthesize``; everything below them relies on that.
 
-The way from a problem to a schedule is the same for all: ``solve`` the kind, or ``derive`` it from
-a kind that ``solve`` knows, and note the provenance (``made``). Each synthesizer states in its own
-file which variants are worth trying, with how many chunks, and the work that takes: ``variants``,
-``chunk_counts``, ``work``.
+All synthesizers turn a problem into a schedule in the same way: they ``solve`` the kind, or
+``derive`` it from a kind that ``solve`` knows, and note the provenance (``made``). Each synthesizer
+states in its own file which variants are worth trying, with which numbers of chunks, and how much
+work that is: ``variants``, ``chunk_counts``, ``work``.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ class Problem:
     """A collective on a network, for a size.
 
     Attributes:
-        topology: every rank reaches every other.
-        collective: for the topology's ranks; of one chunk per shard where ``any_chunks``.
-        nbytes: bytes of a rank's buffer to be fast for; None where nobody said.
+        topology: the network, on which every rank reaches every other.
+        collective: the collective of the topology's ranks; with one chunk per shard if
+            ``any_chunks``.
+        nbytes: bytes of a rank's buffer for which to be fast; None if they are not given.
         seed: the same seed gives the same schedule.
-        execution: the machine's charges on top of the links, or the backend whose shipped ones are
-            meant; none when None.
-        model: the link model to be fast by, or its name.
+        execution: the machine's charges in addition to the links, or the backend whose shipped
+            charges apply; None for no charges.
+        model: the link model by which to be fast, or its name.
         any_chunks: whether the number of chunks per shard is open, to be chosen.
-        deadline, until: seconds by which a schedule is wanted, and the time of
-            ``time.perf_counter`` when they are over; none when infinite.
+        deadline, until: seconds within which a schedule is wanted, and the time of
+            ``time.perf_counter`` when they are over; infinite if there is no limit.
 
     Raises:
-        CollectiveError: something else than a collective, or one of too many chunks
-            (``Collective.check_listed``), bytes not above 0, a bad seed, an unknown link model.
-        TopologyError: a network that is none, is not connected, or has other ranks than the
-            collective.
+        CollectiveError: the collective is not one or has too many chunks
+            (``Collective.check_listed``), bytes are not above 0, the seed is bad, or the link model
+            is unknown.
+        TopologyError: the network is not a ``Topology``, is not connected, or has another number of
+            ranks than the collective.
     """
 
     topology: Topology
@@ -101,14 +103,14 @@ class Problem:
         helpers: bool = True,
         **stated,
     ) -> Problem:
-        """The problem of a collective, or of a kind with its own chunks, groups and root.
+        """The problem of a collective, or of a kind with separate chunks, groups and root.
 
         Args:
             stated: the other fields.
 
         Raises:
-            CollectiveError, TopologyError: as the class; also a ``Collective`` beside chunks,
-                groups or a root.
+            CollectiveError, TopologyError: as for the class; also if a ``Collective`` is given
+                together with chunks, groups or a root.
         """
         connected(topology)
         checks.instance(collective, (str, Collective), "collective", CollectiveError)
@@ -125,15 +127,14 @@ class Problem:
         return cls(topology, what, any_chunks=chunks is None, **stated)
 
     def in_parts(self, make: Callable[[Problem], Schedule]) -> Schedule | None:
-        """The schedule of groups that nobody helps, each made on the network of its own members.
+        """The schedule of groups without helpers, each made on the network of its own members.
 
-        Where ranks may help, those that are groups of one do, as those that are in no group. None
-        where there are no such parts. Chunk counts that are open are those of the group that takes
-        most.
+        Where ranks may help, ranks in groups of one help like ranks in no group. None if there are
+        no such parts. If the number of chunks is open, the group that takes most chunks decides it.
 
         Raises:
-            CollectiveError, TopologyError: as ``make``; or members that reach each other only over
-                ranks outside their group.
+            CollectiveError, TopologyError: as for ``make``; also if members reach each other only
+                over ranks outside their group.
         """
         what = self.collective
         several = tuple(group for group in what.groups if len(group) > 1)
@@ -163,7 +164,7 @@ class Problem:
         return dataclasses.replace(self, topology=members.one, collective=part)
 
     def of(self, collective: Collective) -> Problem:
-        """The same problem of another collective of the same ranks."""
+        """The same problem for another collective of the same ranks."""
         return dataclasses.replace(self, collective=collective)
 
     def with_chunks(self, count: int) -> Problem:
@@ -175,69 +176,71 @@ class Problem:
 
     @property
     def has_nothing_to_do(self) -> bool:
-        """Whether no rank needs anything of another."""
+        """Whether no rank needs data of another."""
         return self.collective.num_deliveries == 0
 
     @property
     def sends(self) -> int:
-        """Chunks received in all: by every rank each once; an all_reduce sums them first."""
+        """Number of chunks received by all ranks, each once; an all_reduce sums them first."""
         return len(self.collective.traits.phases) * self.collective.num_deliveries
 
     @property
     def hops(self) -> float:
-        """Links crossed in all where chunks go between any ranks, each on a shortest path."""
+        """Number of links crossed if chunks go between arbitrary ranks, each on a shortest path."""
         return mean_hops(self.topology) * self.sends
 
 
 @functools.lru_cache(maxsize=16)
 def mean_hops(topology: Topology) -> float:
-    """Links of a shortest path between two ranks, on average."""
+    """The average number of links of a shortest path between two ranks."""
     return float(hop_distances(topology).mean())
 
 
-# Weights on the estimated work, by which auto orders its candidates. Synthesizers that meet bounds
-# on 1,024 ranks (the cascade on grids, trees elsewhere) come first. Those that know the grid but
-# rarely fill its links come later, and those that know nothing of the network come last.
+# Weights on the estimated work, by which auto orders its candidates. Synthesizers that attain
+# bounds on 1,024 ranks (the cascade on grids, trees elsewhere) come first. Those that know the grid
+# but rarely fill its links come later, and those that know nothing of the network come last.
 FIRST, SOON, LATER, LAST = 0.25, 0.5, 2.0, 4.0
 # Chunk counts of pipelines: up to 256 pieces, after which a piece is mostly latency.
 DOUBLINGS = tuple(2**i for i in range(9))
-# At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
+# No limit on pieces: messages are cut into at most one piece per chunk of a shard.
 ALL_PIECES = 2**16
-# Work of a send in a message of many shards, relative to a send by itself.
+# Work of a send in a message of many shards, relative to a single send.
 IN_BLOCKS = 0.25
 Counts = tuple[int, ...]
-# The series of an algorithm that more chunks than one only make slower.
+# The series of an algorithm that is only slower with more than one chunk.
 ONE_CHUNK: tuple[Counts, ...] = ((1,),)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Synthesizer(abc.ABC):
-    """An algorithm from a topology and a collective to a schedule.
+    """An algorithm that makes schedules of collectives on topologies.
 
     Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
-    reduce_scatter and an all_gather, and reduce_to_some an all_reduce without some copies
-    (``derive``). An algorithm that sums in a way of its own, as up and down a tree, writes
+    reduce_scatter and an all_gather, and reduce_to_some is an all_reduce without some copies
+    (``derive``). An algorithm with its own way to sum, such as up and down a tree, writes
     all_reduce itself. Those with ``takes_shares`` also solve collectives of unequal shards.
-    ``seed`` seeds random choices; where an algorithm makes none, it changes nothing.
+    ``seed`` seeds random choices; it has no effect on algorithms without any.
 
     Attributes:
-        name: in ``SYNTHESIZERS``, and in provenance.
-        kinds: of collective that ``solve`` knows.
+        name: the name in ``SYNTHESIZERS`` and in provenance.
+        kinds: the kinds of collective that ``solve`` knows.
         takes_shares: whether shards may be unequal.
-        has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer to be fast for.
-        tried_by_auto: whether auto tries it unasked; not where the search may take minutes, or
-            another is known to be as fast.
-        series: of chunk counts worth trying, where these are the same for all problems.
-        send_work: work of a send, in units of one of a plain synthesizer: ``IN_BLOCKS`` where
-            blocks of many shards are one message, so that most of it is done once a message.
-        hop_work: instead, work per link crossed, where chunks go between any ranks and each is
-            simulated on every link of its path.
-        put_off: by how much its work counts more than it is in the order in which auto tries.
-        most_chunks: chunks of a shard that are worth trying at most; the optimum of a network
-            without structure may need more trees.
-        counts_are_costly: whether auto tries every second of its counts of chunks alone.
+        has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer for which to be
+            fast.
+        tried_by_auto: whether auto tries it unasked; False if the search may take minutes, or if
+            another synthesizer is known to be as fast.
+        series: series of chunk counts worth trying, if these are the same for all problems.
+        send_work: work of a send, relative to a send of a plain synthesizer; ``IN_BLOCKS`` if
+            blocks of many shards are one message, so that most of the work is done once per
+            message.
+        hop_work: used instead of ``send_work`` if chunks go between arbitrary ranks: the work per
+            link crossed, since each chunk is simulated on every link of its path.
+        put_off: weight on its work in the order in which auto tries candidates.
+        most_chunks: the most chunks per shard worth trying; the optimum of a network without
+            structure may need more trees.
+        counts_are_costly: whether auto tries only every second of its chunk counts.
     """
 
     name: ClassVar[str]
@@ -254,7 +257,7 @@ class Synthesizer(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule of a collective of one of ``kinds``.
+        """A schedule of a collective whose kind is one of ``kinds``.
 
         ``topology`` has at least two ranks. Provenance is filled in by ``synthesize``, except for
         its certificate.
@@ -267,20 +270,20 @@ class Synthesizer(abc.ABC):
         """The variants that auto tries, the defaults first; nothing unless ``tried_by_auto``.
 
         Args:
-            fixed: whether the number of chunks is given, so that messages which are not cut into
-                pieces are worth trying too: those of one chunk never are.
+            fixed: whether the number of chunks is given; then messages that are not cut into pieces
+                are worth trying too, whereas messages of one chunk are never cut.
         """
         return (cls(),) if cls.tried_by_auto else ()
 
     def suited(self, topology: Topology) -> Synthesizer:
-        """The variant as auto tries it on a network."""
+        """The variant that auto tries on a network."""
         return self
 
     def in_order(self, execution: ExecutionCosts | None) -> tuple[Self, ...]:
-        """Itself, and the variants worth trying in the order in which a machine does its messages.
+        """This synthesizer, and the variants worth trying with a machine's order of messages.
 
         Args:
-            execution: the machine's; each link works by itself when None.
+            execution: the machine's costs; None if links work independently.
         """
         return (self,)
 
@@ -288,26 +291,26 @@ class Synthesizer(abc.ABC):
         """Series of chunk counts worth trying, each with the fewest first.
 
         Args:
-            problem: with one chunk per shard.
+            problem: a problem with one chunk per shard.
 
         Raises:
-            CollectiveError, TopologyError: it is not defined for the problem.
+            CollectiveError, TopologyError: the synthesizer is not defined for the problem.
         """
         return self.series
 
     def may_win(self, problem: Problem) -> bool:
-        """Whether it can be faster than what others reach; auto asks when its turn has come."""
+        """Whether it can be faster than the others so far; auto asks just before trying it."""
         return True
 
     def work(self, problem: Problem) -> float:
-        """About what finding and timing the schedule costs, in units of a send of a plain one."""
+        """The approximate work to find and time the schedule, in sends of a plain synthesizer."""
         if self.hop_work is not None:
             return self.hop_work * problem.hops
         return self.send_work * problem.sends
 
     @final
     def work_if_defined(self, problem: Problem) -> tuple[float, str]:
-        """``work``, and ""; where it is not defined, off a grid say, infinity, and why."""
+        """``work`` and ""; or infinity and the reason if it is not defined, as off a grid."""
         try:
             return self.work(problem), ""
         except JaxcollError as error:
@@ -315,12 +318,12 @@ class Synthesizer(abc.ABC):
 
     @final
     def with_nbytes(self, nbytes: Number) -> Self:
-        """Itself for a buffer of so many bytes per rank, where it has a field for them."""
+        """This synthesizer with ``nbytes`` set, if it has that field."""
         return dataclasses.replace(self, nbytes=float(nbytes)) if self.has_nbytes else self
 
     @final
     def worth_trying(self, problem: Problem) -> tuple[Counts, ...]:
-        """The ``chunk_counts`` that can be listed; only 1 where it is not defined."""
+        """The ``chunk_counts`` that can be listed; only 1 if it is not defined."""
         most = min(self.most_chunks, problem.collective.most_chunks)
         if self._leaves_out(problem.collective.traits):
             ranks = max(map(len, problem.collective.groups))
@@ -345,18 +348,19 @@ class Synthesizer(abc.ABC):
         seed: int = 0,
         nbytes: float | None = None,
     ) -> Schedule:
-        """A schedule of the collective on the topology; the same arguments give the same schedule.
+        """A schedule of the collective on the topology; equal arguments give equal schedules.
 
-        It is not proved: ``jc.synthesize`` does that, or ``jc.verify``.
+        The schedule is not proved correct: ``jc.synthesize`` and ``jc.verify`` do that.
 
         Args:
-            nbytes: bytes of a rank's buffer for which ``derive`` puts a reversed schedule in
-                order; when omitted those of the algorithm's own field, or 25 MiB.
+            nbytes: bytes of a rank's buffer for which ``derive`` puts a reversed schedule in order;
+                when omitted, those of the algorithm's own field, or 25 MiB.
 
         Raises:
-            CollectiveError: the algorithm is not defined for the collective, or bytes not above 0.
-            TopologyError: the algorithm is not defined for the network, or it has another number
-                of ranks than the collective.
+            CollectiveError: the algorithm is not defined for the collective, or bytes are not above
+                0.
+            TopologyError: the algorithm is not defined for the network, or the network has another
+                number of ranks than the collective.
         """
         return self.made(Problem(topology, collective, nbytes, seed))
 
@@ -380,7 +384,7 @@ class Synthesizer(abc.ABC):
         )
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
-        """The schedule of a problem with something to do: solved itself, or derived."""
+        """The schedule, solved or derived, of a problem in which some rank needs data."""
         kind = problem.collective.traits
         if self.solves(kind.name):
             return self.solved(problem)
@@ -398,7 +402,7 @@ class Synthesizer(abc.ABC):
         raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
 
     def solved(self, problem: Problem) -> Schedule:
-        """What ``solve`` returns, which a user may have written."""
+        """The result of ``solve``, checked because a user may have written ``solve``."""
         found: object = self.solve(problem.topology, problem.collective, problem.seed)
         return checks.instance(found, Schedule, f"what {self.name}.solve returned", CollectiveError)
 
@@ -408,8 +412,8 @@ class Synthesizer(abc.ABC):
         collective, topology = problem.collective, problem.topology
         sums, copies = collective.traits.phase_names
         gather, scatter = self.answer(problem.of(collective.with_kind(copies)), None), None
-        # Sums run over the links backwards: where those are other links, they need a schedule of
-        # their own; elsewhere one solution serves both phases.
+        # Sums run backwards over the links. If the reversed links are different ones, sums need a
+        # schedule of their own; otherwise one solution serves both phases.
         if not topology.has_links_of(topology.transpose()):
             scatter = self.answer(problem.of(collective.with_kind(sums)), None)
         return derive(gather, collective.kind, self._order_for(problem), scatter)
@@ -425,7 +429,7 @@ class Synthesizer(abc.ABC):
         )
 
     def _leaves_out(self, kind: Kind) -> bool:
-        """Whether its schedules of a kind for some ranks are those for all without some copies."""
+        """Whether it derives a kind for some ranks from the kind for all, by leaving out copies."""
         return kind.for_all is not kind and not self.solves(kind.name) and self.makes(kind.for_all)
 
     def solves(self, kind: str) -> bool:
@@ -434,9 +438,9 @@ class Synthesizer(abc.ABC):
 
     @final
     def parameters(self) -> dict[str, object]:
-        """The hyperparameters by name; a synthesizer among them as its name and parameters.
+        """The hyperparameters by name; a nested synthesizer appears as its name and parameters.
 
-        Fields that equality leaves out cannot change a schedule, and are left out here as well.
+        Fields that equality ignores cannot change a schedule, and are left out here too.
         """
         return {
             f.name: _named(getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare
@@ -444,16 +448,16 @@ class Synthesizer(abc.ABC):
 
     @property
     def label(self) -> str:
-        """The name, and the hyperparameters that are not the usual ones, but for the bytes."""
+        """The name, and the hyperparameters other than bytes that differ from the defaults."""
         usual = {f.name: f.default for f in dataclasses.fields(self)}
         said = {name: value for name, value in self.parameters().items() if name != "nbytes"}
         shown = [f"{name}={value}" for name, value in said.items() if value != usual[name]]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
     def _order_for(self, problem: Problem) -> Number | None:
-        # Ranks that wait run a reversed schedule in its reversed steps. Elsewhere it is put in
-        # order for the bytes asked for, else those of the algorithm's own field, else the usual
-        # bucket.
+        # Ranks that wait run a reversed schedule in its reversed steps. Otherwise it is put in
+        # order for the bytes asked for, else for those of the algorithm's own field, else for the
+        # usual bucket.
         costs = costs_of(problem.execution)
         if costs is not None and costs.order.waits:
             return None
@@ -462,7 +466,7 @@ class Synthesizer(abc.ABC):
 
 
 def _for_all(problem: Problem) -> Problem:
-    """The problem of all ranks of which that of some is a part; see ``for_some``."""
+    """The problem for all ranks that contains the problem for some; see ``for_some``."""
     what = problem.collective
     wider = dataclasses.replace(
         what, kind=what.traits.for_all.name, root=None, chunks_per_shard=chunks_for_all(what)
@@ -481,7 +485,7 @@ def _named(value: object) -> object:
 
 
 def in_pieces(pieces: int | None) -> tuple[Counts, ...]:
-    """Series of chunk counts where messages are cut into pieces: as shorten the pipeline, or 1."""
+    """Series of chunk counts if messages are cut into pieces: those of pipelines, or just 1."""
     return (DOUBLINGS if pieces is None or pieces > 1 else (1,),)
 
 
@@ -490,7 +494,7 @@ class InPieces(Synthesizer):
     """An all-gather of few steps, whose messages may be cut into pieces that follow one another.
 
     Attributes:
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+        pieces: number of pieces of every message, at most one per chunk of a shard; pieces follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -510,12 +514,12 @@ class InPieces(Synthesizer):
         return (*cut, cls()) if fixed else cut
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        """One chunk or, if messages are cut into pieces, the counts worth trying for a pipeline."""
         return in_pieces(self.pieces)
 
 
 def empty_schedule(topology: Topology, collective: Collective) -> Schedule:
-    """The schedule without sends: all there is to do when every group is one rank."""
+    """The schedule without sends, which is complete if every group is a single rank."""
     nothing = np.zeros(0, np.int64)
     edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
     return Schedule.from_sends(topology, collective, nothing, nothing, nothing, edges=edges)

@@ -1,13 +1,13 @@
-"""Circles through all ranks: over links, as many as share none, and through hosts, one per rank.
+"""Circles through all ranks: over links, as many as share none, or through hosts, one per rank.
 
 A ring is as fast as the links that it follows. The links of a torus can all be divided among
 circles: Kotzig, "Every Cartesian product of two circuits is decomposable into two Hamiltonian
 circuits" (1973), and Aubert and Schneider (1982) for more dimensions. Their existence proofs
 distinguish many cases. Here only the proofs' last step is used: the links of squares are exchanged
 until all circles of a dimension have become one (``_Squares``). Other networks are searched by
-rotations of a path (Pósa, "Hamiltonian circuits in random graphs", 1976), one circle after
-another over the links that are left. Both searches are bounded, and the same network gives the
-same circles.
+rotations of a path (Pósa, "Hamiltonian circuits in random graphs", 1976), one circle after another
+over the links that are left. Both searches are bounded, and the same network gives the same
+circles.
 
 A network does not say which ranks share a host, but its bandwidths do: ranks that are joined by
 links above the least bandwidth form a host, if all such parts have equal size and consecutive
@@ -32,21 +32,21 @@ from jaxcoll.topology import Topology
 
 Circle = tuple[int, ...]
 
-_MOST_CIRCLES = 16  # more than the ports of any rank but those of fully connected networks
-_ROTATIONS = 16  # a rank and circle: Pósa's paths close within a few
-_STARTS = 4  # first circles from which others are looked for among the links left
-_SPEEDS = 8  # thresholds tried
-_WORTH = 1.25  # times the bytes for which circles over slower links, and more of them, are taken
-_FEW_RANKS = 128  # up to which several are tried
-_EXCHANGES = 8  # of squares, a rank, beyond those that join two circles
-_NEVER = 3  # above the most circles that an exchange splits
+_MOST_CIRCLES = 16  # more than the ports of a rank, except in fully connected networks
+_ROTATIONS = 16  # per rank and circle; Pósa's paths close within a few
+_STARTS = 4  # first circles tried; others are sought among the links left
+_SPEEDS = 8  # number of thresholds tried
+_WORTH = 1.25  # gain in bytes that justifies more circles over slower links
+_FEW_RANKS = 128  # up to this number of ranks several first circles are tried
+_EXCHANGES = 8  # exchanges of squares per rank that do not join two circles
+_NEVER = 3  # more than the circles that one exchange can add
 
 
 def circles_of(topology: Topology, ranks: np.ndarray, both_ways: bool) -> tuple[Circle, ...]:
-    """The circles of hosts behind switches, or those over links; none where there are neither.
+    """The circles through hosts behind switches, or those over links; empty if neither exist.
 
     Args:
-        ranks: of a group, at least three.
+        ranks: the ranks of a group, at least three.
         both_ways: see ``link_circles``.
 
     Returns:
@@ -63,14 +63,15 @@ def circles_of(topology: Topology, ranks: np.ndarray, both_ways: bool) -> tuple[
 def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Circle, ...]:
     """Circles through all the ranks over links between them, no two of which share a link.
 
-    Those that move the most bytes together, about: a circle is as fast as its slowest link, so
-    links slower than a threshold are left out, and links several times as fast stand for several,
-    as parallel ones do. None are found where a network has none, or where the search gives up.
+    Together they move about the most bytes possible. A circle is as fast as its slowest link, so
+    links slower than a threshold are left out, and a link several times as fast counts as several
+    links, like parallel ones. The result is empty if the network has no circles or the search gives
+    up.
 
     Args:
-        ranks: at least three; links to and between other vertices are left out.
-        both_ways: whether links must lead both ways round; if not, a network whose links lead one
-            way only has circles too.
+        ranks: at least three ranks; links to and between other vertices are ignored.
+        both_ways: whether circles must be usable in both directions; if not, networks whose links
+            lead one way only have circles too.
 
     Returns:
         Orders of the indices of ``ranks``.
@@ -83,8 +84,8 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
     best: tuple[Circle, ...] = ()
     most = 0.0
     for speed in speeds[np.linspace(0, len(speeds) - 1, min(_SPEEDS, len(speeds)), dtype=int)]:
-        # From rank to rank, how many circles of this speed the links hold. A bandwidth that is a
-        # multiple of it but for rounding counts as the whole multiple.
+        # The number of circles of this speed that the links between two ranks hold. A bandwidth
+        # that is a multiple of the speed except for rounding counts as the whole multiple.
         times = topology.bandwidth[inside] / speed * (1 + 1e-9)
         room = np.zeros((len(ranks), len(ranks)), np.int64)
         number = np.minimum(times, _MOST_CIRCLES).astype(np.int64)
@@ -92,8 +93,9 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
         found = _both_ways(topology, ranks, room)
         if not found and not both_ways:
             found = _one_way(room)
-        # The bytes per second of all circles together, each as fast as the threshold. Lower
-        # thresholds may find more circles, and only a clear gain is worth the slower links.
+        # All circles together move ``len(found) * speed`` bytes per second, as each is as fast as
+        # the threshold. Lower thresholds may find more circles, but only a clear gain justifies
+        # slower links.
         if len(found) * speed > _WORTH * most:
             best, most = tuple(found), len(found) * speed
     return best
@@ -102,8 +104,8 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
 def _both_ways(topology: Topology, ranks: Circle, room: np.ndarray) -> list[Circle]:
     """Circles over links that lead both ways."""
     mutual = np.minimum(room, room.T)
-    # Each circle takes two links at every rank: the rank with the fewest says how many circles
-    # there can be.
+    # Each circle takes two links at every rank, so the rank with the fewest links limits the number
+    # of circles.
     most = min(int(mutual.sum(axis=1).min()) // 2, _MOST_CIRCLES)
     found: list[Circle] = []
     if most and topology.placement is not None and ranks == tuple(range(topology.num_ranks)):
@@ -119,14 +121,14 @@ def _follows_links(circle: np.ndarray, room: np.ndarray) -> bool:
 
 
 def _one_after_another(mutual: np.ndarray, most: int) -> list[Circle]:
-    """Circles found greedily, the most from several first ones."""
+    """Circles found greedily, from the first circle that leads to the most."""
     n = len(mutual)
     best: list[Circle] = []
     for start in range(_STARTS if n <= _FEW_RANKS else 1):
         room, found = mutual.copy(), []
         rng = np.random.default_rng(start)
         while len(found) < most:
-            # The order of the ranks themselves comes first where its links exist.
+            # The order of the ranks themselves is tried first, if its links exist.
             circle: np.ndarray | None = np.arange(n)
             if found or start or not _follows_links(np.arange(n), room):
                 circle = _rotated(room, rng)
@@ -143,16 +145,16 @@ def _one_after_another(mutual: np.ndarray, most: int) -> list[Circle]:
 
 
 def _rotated(room: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-    """A circle by rotations: a path whose end cannot go on is turned over behind a neighbour.
+    """A circle by rotations: if a path's end cannot go on, the part behind a neighbour is reversed.
 
-    Paths go on to the rank with the fewest ways on that are left, ties broken at random, and to the
-    first one when all ranks are on the path and its end has a link to its beginning.
+    Paths go on to the rank with the fewest remaining ways on, with ties broken at random, and
+    return to the first rank once all ranks are on the path and its end has a link to its beginning.
     """
     n = len(room)
     near = [np.flatnonzero(row) for row in room]
     if min(map(len, near)) < 2:
         return None
-    is_circles = max(map(len, near)) == 2  # nothing to choose: one circle, or none through all
+    is_circles = max(map(len, near)) == 2  # no choice: one circle, or none through all
     left = np.array([len(row) for row in near])
     path, place, length = np.empty(n, np.int64), np.full(n, -1), 0
 
@@ -171,9 +173,9 @@ def _rotated(room: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
             continue
         if length == n and room[end, path[0]]:
             return path
-        # A rotation (Posa, 1976): where the end of a path has no fresh neighbour, it has one inside
-        # the path; what lies behind that one is reversed, so that another rank is the end and the
-        # path is as long as before.
+        # A rotation (Posa, 1976): if the end of a path has no fresh neighbour, it has one inside
+        # the path. The part behind that neighbour is reversed, so that the path has another end and
+        # the same length.
         behind = [v for v in near[end] if place[v] < length - 2]
         if not behind or is_circles:
             return None
@@ -189,7 +191,7 @@ def _one_way(room: np.ndarray) -> list[Circle]:
     for circle in (np.arange(n), np.arange(n)[::-1]):
         if _follows_links(circle, room):
             return [tuple(circle.tolist())]
-    # Ranks with few links into them are tried first: later on they could not be entered any more.
+    # Ranks with few links into them are tried first, because later they could not be entered.
     behind = (room > 0).sum(axis=0)
     near = [[int(v) for v in np.argsort(behind, kind="stable") if row[v]] for row in room]
     found = _through_all(0, n, near.__getitem__, lambda end: bool(room[end, 0]), _ROTATIONS * n)
@@ -203,15 +205,15 @@ def _through_all(
     may_end: Callable[[int], bool],
     tries: int,
 ) -> list[int]:
-    """The first path through n vertices that ends where it may, depth first; empty if none.
+    """The first path through n vertices with an allowed end, depth first; empty if none.
 
     Args:
-        near: from a vertex to those that it leads to, in the order in which they are tried.
-        tries: vertices that are added or taken off before the search is given up.
+        near: the vertices that each vertex leads to, in the order in which they are tried.
+        tries: number of vertices to add or remove before the search gives up.
     """
     path, on_path, choices = [start], {start}, [iter(near(start))]
-    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
-    # that hosts are, hence a bound on the tries and not on the time.
+    # A Hamiltonian path by backtracking is hard in general, but found at once on cliques and rings,
+    # which hosts are. So a bound on the tries suffices, and none on the time is needed.
     for _ in range(tries):
         if len(path) == n and may_end(path[-1]):
             return path
@@ -232,7 +234,7 @@ def _through_all(
 
 
 def _on_grid(placement: Placement, mutual: np.ndarray) -> list[Circle]:
-    """The circles of a mesh, torus or hypercube; none where links are missing."""
+    """The circles of a mesh, torus or hypercube; empty if links are missing."""
     grid, ranks = placement.grid, np.asarray(placement.ranks)
     there = np.concatenate([grid.neighbour_pairs(d) for d in range(len(grid.shape))])
     if not mutual[tuple(ranks[there].T)].all():
@@ -243,10 +245,11 @@ def _on_grid(placement: Placement, mutual: np.ndarray) -> list[Circle]:
 
 
 def _back_and_forth(grid: Grid) -> list[list[int]]:
-    """The circle through all positions of a mesh of two dimensions or more, if a side is even.
+    """The circle through all positions of a mesh of two or more dimensions, if a side is even.
 
-    Out along the first places of all rows, back and forth through what is left of each row; a row
-    is all that is at one place along the even side, itself gone through back and forth.
+    It goes out along the first places of all rows, and returns back and forth through the rest of
+    each row. A row consists of all positions at one place along the even side, and is itself passed
+    back and forth.
     """
     sides = [side for side in grid.shape if side > 1]
     even = next((d for d, side in enumerate(sides) if side % 2 == 0), None)
@@ -263,20 +266,21 @@ def _back_and_forth(grid: Grid) -> list[list[int]]:
 
 
 class _Squares:
-    """Closed dimensions of a grid, each one colour: its links are circles that become one.
+    """Closed dimensions of a grid, each with a colour, whose links form circles that become one.
 
-    A square of two dimensions has two links of each. Where those of one dimension have one colour
-    and those of the other another, exchanging the colours keeps two links of either at every rank.
-    It joins two circles of a colour if the links are on different ones; a circle that both are on
-    is kept whole if they lead the same way, and split otherwise. Pairs of sides of 2 are circles of
-    four. Links of dimensions that are not closed have no colour, and are exchanged all the same.
+    A square in two dimensions has two links of each. If the links of one dimension have one colour
+    and those of the other dimension have another, exchanging the colours keeps two links of either
+    colour at every rank. The exchange joins two circles of a colour if the two links are on
+    different circles; if both are on one circle, it stays whole if they lead the same way, and is
+    split otherwise. Pairs of sides of 2 are circles of four. Links of dimensions that are not
+    closed have no colour, but are exchanged all the same.
 
     Attributes:
         count: number of colours.
-        ahead: the rank after each along each dimension, int64 of shape (ranks, dimensions).
-        colour: of the link to it, likewise; -1 for none.
-        circle: of each link, a number, likewise.
-        upwards: whether that circle, walked round, takes the link upwards, likewise.
+        ahead: the next rank along each dimension, int64 of shape (ranks, dimensions).
+        colour: the colour of the link to that rank, of the same shape; -1 for none.
+        circle: the number of the circle of each link, of the same shape.
+        upwards: whether that circle, in walking order, takes the link upwards, of the same shape.
         corner: the ranks v and the dimensions d and e of each square, int64 of shape (squares,).
     """
 
@@ -302,7 +306,7 @@ class _Squares:
         self.corner = np.array(corners, np.int64).reshape(-1, 3).T
 
     def joined(self) -> list[list[int]]:
-        """One circle per colour; those of colours that exchanges do not make one are left out."""
+        """One circle per colour, without the colours that exchanges do not make a single circle."""
         n = len(self.ahead)
         walks = [self._walk(colour) for colour in range(self.count)]
         rng = np.random.default_rng(0)
@@ -311,9 +315,9 @@ class _Squares:
             gain = self._gains()
             if not len(gain) or gain.min() == _NEVER:
                 break
-            # Exchanges that join circles are always taken. Where there are none, one that changes
-            # nothing or splits a circle may open a way; so many in all are borne before the search
-            # ends.
+            # Exchanges that join circles are always made. If there are none, an exchange that
+            # changes nothing or splits a circle may help later; the search ends after a limited
+            # number of these.
             idle += gain.min() >= 0
             best = rng.permutation(np.flatnonzero(gain == gain.min()))
             for colour in self._exchange(best if gain.min() < 0 else best[:1]):
@@ -321,12 +325,12 @@ class _Squares:
         return [walk for walk in walks if len(walk) == n]
 
     def _links(self, square: np.ndarray | int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """Both links along the one dimension of squares, and both along the other."""
+        """Both links along one dimension of squares, and both along the other."""
         v, d, e = self.corner[:, square]
         return (v, d), (self.ahead[v, e], d), (v, e), (self.ahead[v, d], e)
 
     def _gains(self) -> np.ndarray:
-        """How many circles more every square makes, int64 of shape (squares,)."""
+        """The change in the number of circles by each exchange, int64 of shape (squares,)."""
         one, other, across, beyond = self._links(np.arange(self.corner.shape[1]))
         may = self.colour[one] == self.colour[other]
         may &= self.colour[across] == self.colour[beyond]
@@ -339,11 +343,11 @@ class _Squares:
         return np.where(may, gain, _NEVER)
 
     def _exchange(self, squares: np.ndarray) -> set[int]:
-        """Exchange the squares, but for those on a circle of one before; the colours changed."""
+        """Exchange squares that share no circle with earlier ones; return the changed colours."""
         colour, circle = self.colour.copy(), self.circle
         seen: set[tuple[int, int]] = set()
         for links in map(self._links, squares.tolist()):
-            # A link without colour is on no circle and stands for itself, as a colour below 0.
+            # A link without colour is on no circle; it stands for itself, by a number below 0.
             on = {
                 (int(colour[v, d]), int(circle[v, d]))
                 if colour[v, d] >= 0
@@ -359,7 +363,7 @@ class _Squares:
         return {which for which, _ in seen if which >= 0}
 
     def _walk(self, colour: int) -> list[int]:
-        """Number the circles of a colour; the ranks of the one through rank 0, in order."""
+        """Number the circles of a colour; return the ranks of the one through rank 0, in order."""
         n = len(self.ahead)
         tail, dim = np.nonzero(self.colour == colour)
         head = self.ahead[tail, dim]
@@ -380,14 +384,14 @@ class _Squares:
         return first
 
 
-# Ranks that the search for a chain may try to add before it gives up.
+# Number of ranks that the search for a chain may try to add before it gives up.
 _MOST_TRIES = 20_000
 
 
 def joined_ranks(topology: Topology) -> int:
-    """Ranks of a host, if hosts are what links above the least bandwidth join; 0 if they are not.
+    """Number of ranks per host, where links above the least bandwidth join hosts; else 0.
 
-    Hosts have consecutive ranks, two or more and as many in each, and are several.
+    There must be several hosts, each with the same number, at least two, of consecutive ranks.
     """
     fast = topology.bandwidth > topology.bandwidth.min(initial=np.inf)
     part = components(topology.num_vertices, topology.src[fast], topology.dst[fast])
@@ -401,13 +405,13 @@ def joined_ranks(topology: Topology) -> int:
 
 
 def ranks_per_host(topology: Topology, who: str) -> int:
-    """Ranks of a host (``joined_ranks``); else the innermost side of the grid that the network is.
+    """Ranks per host (``joined_ranks``), or else the innermost side of the network's grid.
 
     Args:
         who: the name of the algorithm that needs it, for errors.
 
     Raises:
-        TopologyError: the network is not a grid either.
+        TopologyError: the network has no hosts and is not a grid either.
     """
     inner = joined_ranks(topology)
     if inner:
@@ -418,11 +422,11 @@ def ranks_per_host(topology: Topology, who: str) -> int:
 
 @functools.lru_cache(maxsize=64)
 def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
-    """A chain through the ranks of a host for each of them to begin, as indices of the host.
+    """One chain through a host from each of its ranks, as indices in the host.
 
-    Where links join the ranks of the first host, chains follow them, each those least in use so far
-    for their bandwidth, and end at different ranks if they can; behind a switch they go round the
-    ranks in rising order.
+    Where links join the ranks of the first host, chains follow these links. Each chain prefers the
+    links least used so far for their bandwidth, and chains end at different ranks if they can.
+    Behind a switch, chains go round the ranks in ascending order.
     """
     wide = np.zeros((inner, inner))
     inside = (topology.src < inner) & (topology.dst < inner)
@@ -448,11 +452,11 @@ def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
 def host_circles(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
     """A circle through all hosts for each rank of a host, over chains that begin with it.
 
-    Of the ranks of a host each is entered by one circle and left by one. Where equal ranks of two
-    hosts are nearer to one another than others, on a rail of their own, every second host is
-    crossed backwards, so that circles keep to rails, as NCCL's alternated rings do
-    (``ncclTopoPostset`` in ``graph/connect.cc``); between the last and the first of an odd number
-    of hosts they change rails.
+    Each rank of a host is entered by one circle and left by one. Where ranks with equal indices in
+    two hosts are nearer to one another than others, because they share a rail, every second host is
+    crossed backwards. So circles keep to rails, as NCCL's alternated rings do (``ncclTopoPostset``
+    in ``graph/connect.cc``); between the last and the first of an odd number of hosts they change
+    rails.
     """
     hosts = topology.num_ranks // inner
     circles = []

@@ -1,18 +1,19 @@
-"""The collectives that follow from others, by one law: a schedule run backwards is of the dual.
+"""Schedules derived from others: a schedule run backwards is a schedule of the dual collective.
 
-Reversed, with every link the other way, an all_gather is a reduce_scatter, a broadcast a reduce,
-and a scatter a gather (TACOS, Sec. IV-E). A reduce_scatter and then an all_gather are an
-all_reduce. On three ranks in a line, where the broadcast of rank 0 sends 0->1 and then 1->2, the
-reduce sends 2->1 and then 1->0.
+Reversed, with every link the other way, an all_gather is a reduce_scatter, a broadcast is a reduce,
+and a scatter is a gather (TACOS, Sec. IV-E). A reduce_scatter followed by an all_gather is an
+all_reduce. For example, on three ranks in a line the broadcast of rank 0 sends 0->1 and then 1->2,
+so the reduce sends 2->1 and then 1->0.
 
-Where only some ranks need the sums, an all_reduce without the copies that serve nobody else will
-do (``for_some``).
+If only some ranks need the sums, the schedule is an all_reduce without the copies that none of
+these ranks need (``for_some``).
 
-Played backwards, the run of an all_gather is a run of the reduce_scatter that takes as long: every
-message leaves at the end of the run less its arrival. On a direct network the reversed order of the
-steps is that order. Behind switches it is not: steps order the links that messages leave a rank by,
-and in the reversed run those are the links that they arrived by, where switches chose the order. So
-there the reversed schedule is put in the order of the simulated run (``reverse_in_time``).
+The run of an all_gather, played backwards, is a run of the reduce_scatter that takes as long: every
+message leaves at the end of the run less its arrival. On a direct network, reversing the order of
+the steps gives that run. Behind switches it does not: steps order the messages on the link by which
+they leave a rank; in the reversed run that is the link by which they arrived, where switches chose
+the order. So there the reversed schedule is put in the order of the simulated run
+(``reverse_in_time``).
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from jaxcoll.simulation import simulate
 def derive(
     schedule: Schedule, kind: str, nbytes: Number | None = None, scatter: Schedule | None = None
 ) -> Schedule:
-    """The schedule of another kind that follows from a schedule; of its own kind, itself.
+    """The schedule of another kind that follows from a schedule; for its own kind, itself.
 
     Args:
         nbytes: bytes of a rank's buffer for which a reversed schedule is put in order; when None
             the order of the steps is reversed.
-        scatter: of an all_reduce, the reduce_scatter before ``schedule``. When omitted that is
-            derived too, which takes a network that is its own transpose.
+        scatter: for an all_reduce, the reduce_scatter that runs before ``schedule``. When omitted
+            it is derived too, for which the network must be its own transpose.
 
     Returns:
-        A schedule on the transposed network, where only the dual is asked for. Its provenance is
-        that of ``schedule``, whose certificate stands under that one's kind.
+        The derived schedule; if only the dual is asked for, it is on the transposed network. Its
+        provenance is that of ``schedule``, whose certificate is kept under the kind of
+        ``schedule``.
 
     Raises:
-        ScheduleError: it does not follow.
+        ScheduleError: no schedule of ``kind`` follows from ``schedule``.
     """
     given = schedule.collective.kind
     if given == kind:
@@ -58,7 +60,7 @@ def derive(
         raise ScheduleError(
             f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
         )
-    # Where a chunk was copied to a rank, that rank's partial sum goes back the same way.
+    # A chunk that was copied to a rank becomes that rank's partial sum, sent back the same way.
     if scatter is not None:
         found = concatenate(scatter, schedule)
     else:
@@ -66,7 +68,7 @@ def derive(
         if wanted.has_phases:
             is_last = given == wanted.phase_names[-1]
             found = concatenate(*((found, schedule) if is_last else (schedule, found)))
-            if found.topology != schedule.topology:  # switches that add copy on the transposed one
+            if found.topology != schedule.topology:  # on the transpose, adding switches copy
                 found = dataclasses.replace(found, topology=schedule.topology)
     claims = schedule.provenance.certificate
     certificate = {given: claims} if claims else {}
@@ -74,18 +76,19 @@ def derive(
 
 
 def for_some(schedule: Schedule, collective: Collective) -> Schedule:
-    """The schedule of a kind for some ranks, by one for all that deals the same data to shards.
+    """The schedule of a kind for some ranks, from a schedule of the kind for all ranks.
 
     Sums meet where they met, and copies go where a root needs them or passes them on.
 
     Args:
-        schedule: of the kind for all (``Kind.for_all``), in ``chunks_for_all`` chunks per shard.
-        collective: for some.
+        schedule: a schedule of the kind for all ranks (``Kind.for_all``), with ``chunks_for_all``
+            chunks per shard; its shards hold the same data.
+        collective: the collective for some ranks.
     """
     renamed = dealt(collective, schedule.collective.chunks_per_shard)
     chunk = renamed[schedule.chunk]
     src, dst, goes = schedule.src, schedule.dst, chunk >= 0
-    # From the last step to the first: a copy is of use to a rank that wants it or has sent it on.
+    # From the last step to the first, a copy is useful if its receiver wants it or has sent it on.
     used = collective.postcondition()
     for first, last in itertools.pairwise(schedule.step_ptr[::-1].tolist()):
         now = np.arange(last, first)
@@ -104,19 +107,19 @@ def for_some(schedule: Schedule, collective: Collective) -> Schedule:
 
 
 def chunks_for_all(collective: Collective) -> int:
-    """Chunks per shard of a kind for all, so that there is one for each chunk of its own."""
+    """Chunks per shard for the kind for all ranks, so that every chunk here has one there."""
     sizes = [len(group) for group in collective.groups if len(group) > 1]
     return -(-collective.chunks_per_shard // min(sizes, default=1))
 
 
 def dealt(collective: Collective, each: int) -> np.ndarray:
-    """The chunk of a buffer in one shard that each chunk is where every rank has a shard.
+    """Numbers in a buffer of one shard, for the chunks of a buffer with a shard per rank.
 
     Args:
-        collective: of one shard, whose chunks are dealt to the ranks of each group in turn.
-        each: chunks of a rank's shard; those beyond the chunks of a group are -1.
+        collective: has one shard, whose chunks are dealt to the ranks of each group in turn.
+        each: chunks of a rank's shard; chunks beyond those of a group get the number -1.
     """
-    # In turn, so that shares differ by one chunk at most.
+    # Chunks are dealt in turn, so that shares differ by at most one chunk.
     renamed = []
     for first, group in zip(collective.chunk_ptr, collective.groups, strict=False):
         place = np.arange(each) * len(group) + np.arange(len(group))[:, None]
@@ -125,32 +128,32 @@ def dealt(collective: Collective, each: int) -> np.ndarray:
 
 
 def reverse_in_time(schedule: Schedule, nbytes: Number) -> Schedule:
-    """The schedule run backwards, each link in the order of the simulated run played backwards.
+    """The reversed schedule, with messages in the order of the simulated run played backwards.
 
     Args:
         schedule: as for ``Schedule.reverse``.
-        nbytes: bytes of a rank's buffer to simulate (link model "astra"); of no account on a
+        nbytes: bytes of a rank's buffer in the simulation (link model "astra"); irrelevant on a
             network without switches.
     """
     backward = schedule.reverse()
-    # Through switches, messages that queued at one on their way would queue at its other side, in
-    # the order of the reversed steps: the reversed run would be slower than the run.
+    # Messages that queued on one side of a switch would queue on its other side, in the order of
+    # the reversed steps, and the reversed run would be slower than the run.
     if (schedule.edges.hops <= 1).all():
         return backward
     run = simulate(schedule, nbytes)
     last = run.hop_ptr[1:] - 1
     arrival = run.hop_start[last] + run.hop_delay[last]
-    # Messages of the reversed schedule stand in reverse. Of those that arrived together, the one
-    # that left last was served at once: played backwards, it leaves first.
+    # The messages of the reversed schedule are listed in reverse. Of those that arrived together,
+    # the one that left last was served at once, so played backwards it leaves first.
     order = np.lexsort((-run.hop_start[run.hop_ptr[:-1]][::-1], -arrival[::-1]))
     return in_order(backward, order)
 
 
 def in_order(schedule: Schedule, order: np.ndarray) -> Schedule:
-    """The same messages, each link in the order given, with as few steps as that takes.
+    """The same messages, on each link in the given order, with as few steps as that takes.
 
     Args:
-        order: the messages, each after those that bring its source what it carries; int64.
+        order: the messages, int64, each after those that bring its chunks to its source.
     """
     ptr, edges = schedule.message_ptr, schedule.edges
     edge = schedule.edge[ptr[:-1]]
@@ -178,18 +181,19 @@ def in_order(schedule: Schedule, order: np.ndarray) -> Schedule:
 def _steps(order, ptr, chunk, edge, src, dst, first_link, links, ready):
     """The step of each message: after the arrivals of its chunks, in order on its first link.
 
-    Messages of one edge get steps of their own, so that they stay apart.
+    Messages of one edge get different steps, so that they stay separate.
 
     Args:
-        ready: zeros, (ranks, chunks): the first step after all arrivals of a chunk at a rank.
+        ready: zeros of shape (ranks, chunks); filled with the first step after all arrivals of a
+            chunk at a rank.
     """
     step = np.zeros(len(order), np.int64)
     on_link = np.zeros(links, np.int64)
     on_edge = np.zeros(len(first_link), np.int64)  # the first step without a message of the edge
     for m in order:
         e = edge[m]
-        # As early as the data allows, but on a link never before a message that is served earlier:
-        # steps may be shared, the order on the link may not change.
+        # As early as the data allows, but never before a message that the link serves earlier:
+        # messages may share a step, but their order on the link must not change.
         t = max(on_link[first_link[e]], on_edge[e])
         for i in range(ptr[m], ptr[m + 1]):
             t = max(t, ready[src[e], chunk[i]])

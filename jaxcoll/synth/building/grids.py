@@ -1,13 +1,13 @@
-"""The grid that a network is, its own or the one its symmetries span, and patterns for its lines.
+"""The grid of a network, declared or spanned by its symmetries, and patterns for its lines.
 
-Algorithms that work dimension by dimension need to know which ranks form a line. A torus says so
-itself. A product of switches does not, but its generators do: if each of them shifts the ranks
-along a dimension of its own, the orbits of one after the other lay the ranks out as a grid. A
-product of a switch of 4 ranks and one of 8, say, is a grid of 4 x 8 by the shift in every row and
-the shift in every column. Whether the shifts really are those of the grid found is checked at the
-end, since generators may also be twisted, as those of a twisted torus are.
+Algorithms that work dimension by dimension need to know which ranks form a line. A torus declares
+its grid. A product of switches does not, but its generators show it: if each of them shifts the
+ranks along a different dimension, their orbits, one after the other, lay the ranks out as a grid.
+For example, a product of a switch of 4 ranks and one of 8 is a grid of 4 x 8 by the shift in every
+row and the shift in every column. At the end the shifts are compared with those of the grid, since
+generators may also be twisted, as in a twisted torus.
 
-All lines along a dimension are images of the first by symmetry, so only that one is looked at. If
+All lines along a dimension are images of the first by symmetry, so only that one is examined. If
 its ranks are equally far from one another they are behind a switch or fully connected, and all send
 to all at once; otherwise the line is a ring or a chain, and blocks follow the links.
 """
@@ -45,16 +45,16 @@ class RankGrid:
 
 
 def rank_grid_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -> RankGrid:
-    """The grid on which ranks are placed; without one, that whose shifts are the generators.
+    """The grid on which ranks are placed, or else the grid whose shifts are the generators.
 
     Products of rings, switches and fully connected networks have such generators, fat trees too.
 
     Args:
         who: the name of the algorithm that needs it, for errors.
-        shape: the sides of the grid, if it is to be of consecutive ranks whatever the network is.
+        shape: the sides of the grid, if it must consist of consecutive ranks on any network.
 
     Raises:
-        TopologyError: the network is not a grid, or has not as many ranks as the shape.
+        TopologyError: the network is not a grid, or the shape has another number of ranks.
     """
     if shape is not None:
         if math.prod(shape) != topology.num_ranks:
@@ -79,7 +79,7 @@ def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
     """Sides of a grid as a tuple.
 
     Raises:
-        CollectiveError: no sides, or one that is not an integer of at least 1.
+        CollectiveError: there are no sides, or a side is not an integer of at least 1.
     """
     if shape is None:
         return None
@@ -95,11 +95,12 @@ def _spanned(topology: Topology) -> np.ndarray | None:
     moves = [np.asarray(generator)[:n] for generator in topology.generators]
     ranks = np.zeros((), np.int64)
     for move in moves:
-        # Ranks spanned so far, and their images under this generator until it comes back to them:
-        # one more dimension. The ranks are read off and never guessed, so any numbering will do.
+        # The ranks spanned so far and their images under this generator, until it returns to them,
+        # are one more dimension. The ranks are read off and never guessed, so any numbering will
+        # do.
         turn = [ranks]
         while not np.array_equal(move[turn[-1]], ranks):
-            # A turn that visits more ranks than there are would not be a shift of a grid.
+            # A turn that visits more ranks than the network has is not a shift of a grid.
             if len(turn) * ranks.size > n:
                 return None
             turn.append(move[turn[-1]])
@@ -125,7 +126,7 @@ def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> t
     """
     grid = rank_grid.grid
     coordinates = np.empty_like(grid.coordinates())
-    # By rank, where ``grid.coordinates`` is by index: groups name ranks.
+    # Indexed by rank, unlike ``grid.coordinates``, since groups name ranks.
     coordinates[rank_grid.ranks] = grid.coordinates()
     group_of = collective.group_of_rank
     sample = coordinates[list(collective.groups[0])]
@@ -138,8 +139,7 @@ def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> t
         if across
         else np.zeros(grid.size, np.int64)
     )
-    # As many pairs as subgrids and as groups: each subgrid is one group, and each group one
-    # subgrid.
+    # If there are as many pairs as subgrids and as groups, each subgrid is one group.
     pairs = np.unique(np.stack([subgrid_of, group_of]), axis=1)
     subgrids = int(subgrid_of.max()) + 1
     if (group_of < 0).any() or pairs.shape[1] != subgrids or len(collective.groups) != subgrids:
@@ -153,15 +153,15 @@ def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> t
 def dimension_patterns(
     topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...], *, close: bool = True
 ) -> dict[int, Pattern]:
-    """For every dimension the basic algorithm that suits its lines (TACOS paper, Table I).
+    """The basic algorithm that suits the lines of every dimension (TACOS paper, Table I).
 
-    All at once where the ranks of a line are equally far from one another, that is, fully connected
-    or behind one switch; rings both ways otherwise. Behind switches the paper has
-    halving-doubling, but messages are stored and forwarded there, and an exchange that waits for
-    the one before leaves the links idle half the time.
+    Ranks send all at once if those of a line are equally far from one another, that is, fully
+    connected or behind one switch; otherwise rings go both ways. The paper uses halving-doubling
+    behind switches, but switches store and forward messages, and an exchange that waits for the one
+    before leaves the links idle half the time.
 
     Args:
-        close: whether a ring takes the long way back along dimensions that do not wrap; otherwise
+        close: whether a ring takes the long way back along dimensions that do not wrap; if not,
             blocks are sent to both ends there.
     """
     found = {}
@@ -178,8 +178,8 @@ def dimension_patterns(
 
 def is_all_at_once(topology: Topology, rank_grid: RankGrid, dim: int) -> bool:
     """Whether the ranks of a line are equally far from one another, so that all send to all."""
-    # Hops, and not the name of the construction: a line behind one switch is like a fully connected
-    # one, whatever made the network.
+    # Hops decide, not the name of the construction: a line behind one switch is like a fully
+    # connected one.
     hops = _routes(topology, rank_grid, dim, direct(rank_grid.grid.shape[dim])).hops
     return bool((hops == hops[0]).all())
 
@@ -195,14 +195,14 @@ def dimension_bandwidth(
 def dimension_seconds(
     topology: Topology, rank_grid: RankGrid, dim: int, pattern: Pattern
 ) -> Fraction:
-    """Seconds that the busiest link of the first line is occupied if every block is one byte."""
+    """Seconds for which the busiest link of the first line is occupied if blocks have one byte."""
     ranks = _first_line(rank_grid, dim)
     src, dst, halves = [], [], []
     for move in pattern:
         here = np.flatnonzero(move.to >= 0)
         src.append(ranks[here])
         dst.append(ranks[move.to[here]])
-        # Counted in half blocks, so that loads are whole numbers.
+        # Loads are counted in half blocks, so that they are whole numbers.
         halves.append(np.full(len(here), 2 if move.half < 0 else 1))
     edges = shortest_routes(topology, np.concatenate(src), np.concatenate(dst))
     load = np.zeros(topology.num_links, np.int64)
@@ -212,7 +212,7 @@ def dimension_seconds(
 
 
 def _routes(topology: Topology, rank_grid: RankGrid, dim: int, pattern: Pattern) -> Edges:
-    """Routes from the first rank of the grid to those of its line that it sends to."""
+    """Routes from the first rank of the grid to the ranks of its line that it sends to."""
     line = _first_line(rank_grid, dim)
     places = np.unique([move.to[0] for move in pattern])
     to = line[places[places > 0]]
@@ -226,7 +226,7 @@ def _first_line(rank_grid: RankGrid, dim: int) -> np.ndarray:
 
 
 def dimension_counts(topology: Topology) -> tuple[Counts, ...]:
-    """Chunk counts worth trying where dimensions share the chunks: 1, 2, and multiples of them."""
+    """Chunk counts worth trying if dimensions share chunks: 1, 2 and multiples of their number."""
     sides = topology.placement.grid.shape if topology.placement else ()
     dimensions = max(1, sum(side > 1 for side in sides))
     return (tuple(sorted({1, 2, *(dimensions * pieces for pieces in DOUBLINGS)})),)

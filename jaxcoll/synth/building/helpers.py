@@ -1,9 +1,9 @@
 """Helpers: ranks outside a group that forward for it, as switches do.
 
-On the network in which such ranks *are* switches (``jaxcoll.members``), any algorithm for all ranks
-of a network with switches is one for the group. There a message crosses several links as a whole.
-On the real network a helper receives it and sends it on, and chunks that come to a helper a second
-time are left out.
+On the network in which such ranks *are* switches (``jaxcoll.members``), any algorithm for networks
+with switches serves the group. There a message crosses several links as a whole. On the real
+network a helper receives it and sends it on, and chunks that reach a helper a second time are left
+out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxcoll.topology import Topology
 
 
 def helped(problem: Problem) -> Members | None:
-    """The network of the one group, ranks outside it being switches; None where it is all ranks."""
+    """The network of the only group, with other ranks as switches; None if it has all ranks."""
     group, *others = problem.collective.groups
     if others or not 1 < len(group) < problem.topology.num_ranks:
         return None
@@ -31,13 +31,13 @@ def helped(problem: Problem) -> Members | None:
 
 
 def sent_on(found: Schedule, members: Members, whole: Collective, nbytes: Number) -> Schedule:
-    """A schedule that only copies, of a group's network, as one in which helpers forward.
+    """A copying schedule of a group's network, turned into one in which helpers forward.
 
-    Every link keeps the order in which it carries messages. What comes to a helper a second time is
-    left out, and the first to come is sent on instead.
+    Every link keeps the order in which it carries messages. Chunks that reach a helper a second
+    time are left out, and those that came first are sent on instead.
 
     Args:
-        found: of ``members.one``.
+        found: a schedule on ``members.one``.
         whole: the collective of the group on the whole network.
         nbytes: bytes of a rank's buffer, for the order in which messages meet at helpers.
     """
@@ -45,17 +45,17 @@ def sent_on(found: Schedule, members: Members, whole: Collective, nbytes: Number
     run = simulate(found, nbytes)
     link = members.links[run.hop_link]
     message = np.repeat(np.arange(len(run.hop_ptr) - 1), np.diff(run.hop_ptr))
-    # A way ends at a rank, be it a helper.
+    # A way ends at a rank, which may be a helper.
     last = np.flatnonzero(topology.dst[link] < topology.num_ranks)
     first = np.concatenate([[0], last[:-1] + 1])
-    # The sends of every way, which are those of its message.
+    # The sends of every way are those of its message.
     send_ptr, chunk = take_rows(found.message_ptr, found.chunk, message[last])
     way = np.repeat(np.arange(len(last)), np.diff(send_ptr))
     src, dst = topology.src[link[first]][way], topology.dst[link[last]][way]
     arrival = (run.hop_start + run.hop_delay)[last][way]
     kept = _first_to_come(dst, chunk, arrival)
     kept = kept[_of_use(topology, whole, src[kept], dst[kept], chunk[kept])]
-    # A step for each way, in the order of their starts; then as few steps as that order takes.
+    # Ways get one step each, in the order of their starts, and then as few as that order allows.
     turn = np.empty(len(last), np.int64)
     turn[np.argsort(run.hop_start[first], kind="stable")] = np.arange(len(last))
     edges, edge = distinct_edges(topology, np.append(first, len(link)), link)
@@ -72,7 +72,7 @@ def sent_on(found: Schedule, members: Members, whole: Collective, nbytes: Number
 
 
 def _first_to_come(dst: np.ndarray, chunk: np.ndarray, arrival: np.ndarray) -> np.ndarray:
-    """Of the sends that bring a chunk to a rank the one that arrives first, int64."""
+    """For each send, the first-arriving send that brings the same chunk to the same rank; int64."""
     order = np.lexsort((arrival, chunk, dst))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (dst[order][1:] != dst[order][:-1]) | (chunk[order][1:] != chunk[order][:-1])
@@ -82,7 +82,7 @@ def _first_to_come(dst: np.ndarray, chunk: np.ndarray, arrival: np.ndarray) -> n
 def _of_use(
     topology: Topology, whole: Collective, src: np.ndarray, dst: np.ndarray, chunk: np.ndarray
 ) -> np.ndarray:
-    """Which sends bring a chunk to a member, or to a helper that sends it on; bool (sends,)."""
+    """Whether each send serves a member, or a helper that sends the chunk on; bool (sends,)."""
     is_member, chunks = whole.group_of_rank >= 0, whole.num_chunks
     to, of = dst.astype(np.int64) * chunks + chunk, src.astype(np.int64) * chunks + chunk
     goes = np.ones(len(src), bool)

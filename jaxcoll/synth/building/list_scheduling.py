@@ -1,18 +1,18 @@
 """List scheduling: sends start as early as links serve them, the most urgent first.
 
-A send waits for those that bring what it carries. A link that is free serves, of the sends that
-wait to leave its rank, the most urgent: by default the one with the longest way to go; of equals
-the first in order. Inside the network links serve first come, first served, as they do when the
+A send waits for the sends that bring its data. A free link serves the most urgent of the sends that
+wait to leave its rank: by default the one with the longest remaining way, and among equals the
+first in order. Inside the network links serve first come, first served, as they do when the
 schedule is run.
 
 ``improved`` alternates: it plans the same sends backwards in time from the end, and forwards in the
 order of that plan, which is the forward-backward improvement of project scheduling (Li and Willis,
 "An iterative scheduling technique for resource-constrained project scheduling", 1992). Sends that
-were early for no use then make room for those that the end waits for.
+were needlessly early then make room for those that the end waits for.
 
-On a chain 0, 1, 2, rank 0 sends two chunks to rank 1, of which only the second goes on to rank 2.
-In the order of numbers the run takes the time of 3 chunks; with the second, whose way is longer, in
-front it takes 2.
+For example, on a chain 0, 1, 2, rank 0 sends two chunks to rank 1, of which only the second goes on
+to rank 2. In the order of numbers the run takes the time of 3 chunks; if the second chunk, whose
+way is longer, goes first, it takes the time of 2.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.trees.stream import queue_starts, steps_in_order, take_step
 
-# A run of all sends one after another fits 64 bits, with times of 40 bits for the longest.
+# Ticks: the longest time has 40 bits, and a run of all sends one after another fits 64 bits.
 _FINE, _HORIZON = 2**40, 2**62
-# Two rounds one after the other that each shorten the plan by less end its improvement. Of plans
-# for twelve networks, each in up to sixteen rounds, later ones gained 0.3 % at most; after one such
-# round another gained up to 0.5 %. On tori the first round gains all there is.
+# Improvement ends after two consecutive rounds that each shorten the plan by less than this
+# fraction. For plans of twelve networks, with up to sixteen rounds each, later rounds gained at
+# most 0.3 %; after a single such round, another gained up to 0.5 %. On tori the first round gains
+# everything.
 _LEAST_GAIN = 0.0005
-# Urgency of pieces by their number, in parts of the time that each adds to a run.
+# Urgency of pieces by their number, in fractions of the time that each adds to a run.
 _PACES = (0.0, 0.2, 0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkedSends:
-    """Sends, and what each waits for; a send stands after all that it waits for.
+    """Sends, listed after all sends that they wait for, and these dependencies.
 
     Attributes:
         edges: the connections that the sends use.
-        edge, chunk: of each send, int64 of shape (sends,).
+        edge, chunk: the edge and the chunk of each send, int64 of shape (sends,).
         reduce: whether its receiver adds it, bool of shape (sends,).
         next_ptr, following: ``following[next_ptr[i]:next_ptr[i + 1]]`` wait for send i; int64.
     """
@@ -63,7 +64,7 @@ class LinkedSends:
     following: np.ndarray
 
     def at(self, begin: np.ndarray, topology: Topology, collective: Collective) -> Schedule:
-        """The schedule in which they start in the order of some times, in the fewest steps."""
+        """The schedule, with the fewest steps, in which sends start in the order of ``begin``."""
         order = np.argsort(begin, kind="stable")
         waits = (self.next_ptr, self.following)
         first_link, links = self.edges.first_link, topology.num_links
@@ -91,17 +92,17 @@ def as_they_arrive(
 ) -> Schedule:
     """The schedule of sends that start as early as links serve them, longest remaining path first.
 
-    That fills the links at the ends of short paths last, and where few ranks exchange data over
-    paths of different lengths these then are what the end waits for (``rounds``).
+    That order fills the links at the ends of short paths last. Where few ranks exchange data over
+    paths of different lengths, the end then waits for these links, which ``rounds`` improve.
 
     Args:
         edges: the connections that the sends use.
-        edge, chunk: of each send, int64 of shape (sends,).
-        before: the send, of a smaller number, that brings what each send carries on; -1 where the
-            source holds it at the start.
+        edge, chunk: the edge and the chunk of each send, int64 of shape (sends,).
+        before: the send, with a smaller number, that brings the data of each send; -1 if the source
+            holds it at the start.
         nbytes: bytes of a rank's buffer.
-        rounds: how often the plan is improved at most, the best of several: those in which the
-            pieces of a shard follow one another take part.
+        rounds: the most rounds of improvement of the best of several plans, including plans in
+            which the pieces of a shard follow one another.
     """
     busy, delay = link_ticks(topology, collective, nbytes, int(edges.hops[edge].sum()))
     sends = LinkedSends(edges, edge, chunk, np.zeros(len(edge), bool), *followers(before))
@@ -118,7 +119,7 @@ def as_they_arrive(
 
 
 def remaining(sends: LinkedSends, delay: np.ndarray) -> np.ndarray:
-    """Ticks that what each send carries takes to where it ends last, with nothing in its way."""
+    """Ticks from each send until its data reaches its last receiver, on idle links."""
     links = (sends.edges.path_ptr, sends.edges.path_link)
     return time_left(sends.next_ptr, sends.following, sends.edge, *links, delay)
 
@@ -130,19 +131,18 @@ def improved(
     delay: np.ndarray,
     rounds: int,
 ) -> list[np.ndarray]:
-    """When each send starts, in ticks, by plans of which each is better than those before it.
+    """The starts of all sends, in ticks, for successively better plans.
 
     Args:
         urgencies: orders to start from, of which the best is improved; ticks, int64 (sends,).
-        busy, delay: of each link, as ``link_ticks`` gives them.
-        rounds: how often the plan is made backwards and forwards at most; after a round of little
-            gain more gain nothing.
+        busy, delay: ticks of each link, as returned by ``link_ticks``.
+        rounds: the most times to plan backwards and forwards; rounds of little gain end it.
 
     Returns:
         The best plan last.
     """
     edges = sends.edges
-    # Backwards every send waits for those that wait for it, and crosses its path from the end.
+    # Backwards, every send waits for the sends that wait for it, and crosses its path from the end.
     size = np.diff(sends.next_ptr)
     ptr, order = group_by(sends.following, len(sends.edge))
     before = np.repeat(np.arange(len(sends.edge)), size)[order]
@@ -154,18 +154,18 @@ def improved(
         next_ptr=ptr,
         following=before,
     )
-    # Backwards in time a send begins when it ends forwards.
+    # Backwards in time, a send begins when it ends forwards.
     took = np.add.reduceat(delay[edges.path_link], edges.path_ptr[:-1])[sends.edge]
 
     plans = [_run(sends, urgency, busy, delay) for urgency in urgencies]
     least = min(end for _, end in plans)
     begin = next(begin for begin, end in plans if end == least)
-    # Planned backwards, in the order in which they end, all sends move as late as they can; planned
-    # forwards in the order of that, as early. What nothing waits for goes out of the way of the
-    # rest.
+    # Planned backwards, in the order in which they end, all sends move as late as they can. Planned
+    # forwards, in the resulting order, they move as early as they can. So sends that no other waits
+    # for make room for the rest.
     found, idle = [begin], 0
     for _ in range(rounds):
-        # What ends last starts first in the plan from the end.
+        # The send that ends last starts first in the plan from the end.
         late, span = _run(mirrored, -(begin + took), busy, delay)
         begin, end = _run(sends, span - late - took, busy, delay)
         gain, least = least - end, min(least, end)
@@ -196,32 +196,32 @@ def _run(
 def link_ticks(
     topology: Topology, collective: Collective, nbytes: Fraction, hops: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How long the largest chunk occupies each link, and takes to its end, in rounded ticks.
+    """Rounded ticks that the largest chunk occupies each link, and takes to reach its end.
 
     Args:
-        hops: the most links that a run can cross one after another; sums of as many ticks fit
-            64 bits.
+        hops: the most links that a run can cross one after another; sums of so many times fit 64
+            bits.
 
     Returns:
-        Two columns, int64 of shape (links,): bytes / bandwidth, and that with alpha.
+        Two columns, int64 of shape (links,): bytes / bandwidth, and the same plus alpha.
     """
     weight, total = common_parts(collective)
     return message_ticks(topology, nbytes * int(weight.max()) / total, hops)
 
 
 def message_ticks(topology: Topology, size: Fraction, hops: int) -> tuple[np.ndarray, np.ndarray]:
-    """``link_ticks`` of a message of so many bytes."""
+    """``link_ticks`` for a message of ``size`` bytes."""
     speeds, which = topology.speeds
     longest = max(alpha + size / bandwidth for alpha, bandwidth in speeds)
-    # Rounded: ticks only decide the order of sends, and the times of the schedule are those of the
-    # exact speeds.
+    # Rounding is harmless: ticks only decide the order of sends, and the times of the schedule are
+    # computed from the exact speeds.
     scale = min(_FINE, _HORIZON // max(hops, 1)) / longest
     busy = [max(1, round(size / bandwidth * scale)) for _, bandwidth in speeds]
     alpha = [round(alpha * scale) for alpha, _ in speeds]
     return np.asarray(busy, np.int64)[which], np.asarray(np.add(busy, alpha), np.int64)[which]
 
 
-# Events and sends of a call: kernels see no signals, and Python handles them between two calls.
+# Events or sends per call: kernels do not see signals, which Python handles between calls.
 _EVENTS_AT_ONCE = 1 << 18
 
 
@@ -229,18 +229,18 @@ class _Queues(NamedTuple):
     """Sends that wait for links, and events.
 
     Attributes:
-        urgency: of each send where it leaves a rank, the least first; inside the network its time
-            of arrival.
-        waits: arrivals that each send still waits for.
-        next_ptr, following: the sends that wait for each.
-        heap_ptr, key, item, size: every link keeps the sends that wait for it in a heap of its own
-            part of two arrays.
-        awake: whether each link has an event ahead of it.
-        times, events: heap of events. Send i reaches the end of a link, i; link l can take a send,
-            sends + l. At any moment sends come first, so that a link sees every chunk that has
-            arrived.
-        begin: when each send starts on its first link.
-        hop: where in ``path_link`` the link is that each send takes next.
+        urgency: urgency of each send where it leaves a rank, the least first; inside the network,
+            its time of arrival.
+        waits: number of arrivals that each send still waits for.
+        next_ptr, following: the sends that wait for each send.
+        heap_ptr, key, item, size: a heap per link, in its part of two arrays, with the sends that
+            wait for the link.
+        awake: whether each link has a future event.
+        times, events: heap of events. Event i is that send i reaches the end of a link; event sends
+            + l is that link l can take a send. Sends come first at any time, so that a link sees
+            every chunk that has arrived.
+        begin: the time when each send starts on its first link.
+        hop: the index, in ``path_link``, of the link that each send takes next.
     """
 
     urgency: np.ndarray
@@ -259,17 +259,17 @@ class _Queues(NamedTuple):
 
 
 def served(urgency, next_ptr, following, edge, path_ptr, path_link, busy, delay):
-    """When each send starts on its first link, in ticks from 0, and when the last one arrives.
+    """The ticks at which each send starts on its first link, and the last arrival.
 
     Args:
-        urgency: of each send, in ticks; the least goes first.
+        urgency: urgency of each send, in ticks; the least goes first.
         next_ptr, following: ``following[next_ptr[i]:next_ptr[i + 1]]`` wait for send i.
         edge: edge of each send.
         path_ptr, path_link: links of each edge.
-        busy: how long a send occupies each link, in ticks, at least 1.
-        delay: how long it takes to the end of each link, in ticks, at least as long.
+        busy: ticks for which a send occupies each link, at least 1.
+        delay: ticks that a send takes to the end of each link, at least ``busy``.
     """
-    # At any time a send has one event ahead of it at most, and so has a link.
+    # At any time each send and each link has at most one future event.
     sends, links = len(edge), len(busy)
     heap_ptr = queue_starts(edge, path_ptr, path_link, links)
     now = _Queues(
@@ -296,7 +296,7 @@ def served(urgency, next_ptr, following, edge, path_ptr, path_link, busy, delay)
 
 @kernel(cache=True, nogil=True)
 def _wait_at_sources(path_link, now):
-    """Let the sends that wait for none wait for their first links; how many events are to come."""
+    """Queue the sends that wait for no other at their first links; return the number of events."""
     sends, pending = len(now.waits), 0
     for i in range(sends):
         if now.waits[i] == 0:
@@ -311,7 +311,7 @@ def _wait_at_sources(path_link, now):
 
 @kernel(cache=True, nogil=True)
 def _serve(edge, path_ptr, path_link, busy, delay, now, pending):
-    """Take some events; how many are to come, and the time of the last one taken."""
+    """Handle some events; return the number of those left, and the time of the last handled."""
     next_ptr, following, heap_ptr = now.next_ptr, now.following, now.heap_ptr
     key, item, size, awake = now.key, now.item, now.size, now.awake
     times, events, begin, hop = now.times, now.events, now.begin, now.hop
@@ -332,7 +332,7 @@ def _serve(edge, path_ptr, path_link, busy, delay, now, pending):
                 pending = heap.push(times, events, 0, pending, time + delay[link], i)
                 pending = heap.push(times, events, 0, pending, time + busy[link], event)
             continue
-        # The send waits for the next link of its path, or those that follow it for their first.
+        # The send waits for the next link of its path; or its followers wait for their first links.
         moves_on = hop[event] < path_ptr[edge[event] + 1]
         arrivals = 1 if moves_on else next_ptr[event + 1] - next_ptr[event]
         for a in range(arrivals):
@@ -353,9 +353,9 @@ def _serve(edge, path_ptr, path_link, busy, delay, now, pending):
 
 @kernel(cache=True, nogil=True)
 def time_left(next_ptr, following, edge, path_ptr, path_link, delay):
-    """How long what each send carries takes to where it ends last, if nothing is in its way.
+    """Ticks from each send until its data reaches its last receiver, on idle links.
 
-    Sends are waited for by sends of larger numbers.
+    Only sends with larger numbers may wait for a send.
     """
     left = np.zeros(len(edge), np.int64)
     for i in range(len(edge) - 1, -1, -1):
@@ -368,7 +368,7 @@ def time_left(next_ptr, following, edge, path_ptr, path_link, delay):
 
 @kernel(cache=True, nogil=True)
 def _steps_of(order, edge, first_link, on_link, on_edge, step, next_ptr, following):
-    """The least step of each send: after all that it waits for, in order on its first link."""
+    """The least step of each send, after those that it waits for, in order on its first link."""
     for i in order:
         t = step[i] = take_step(step[i], edge[i], first_link, on_link, on_edge)
         for k in range(next_ptr[i], next_ptr[i + 1]):

@@ -1,10 +1,10 @@
-"""Unwinding: switches replaced by links between the ranks behind them (TACOS, Sec. IV-G).
+"""Switch unwinding: links between ranks replace the switches between them (TACOS, Sec. IV-G).
 
 A switch with ports 0..P-1 is unwound with a degree d by joining the ranks behind port p to those
 behind ports p+1, ..., p+d (mod P). A port leads to a rank, or to a switch nearer to ranks; then the
-ranks on two ports are joined in order, the first with the first. Each link that results stands for
-a path through the switches, whose links it shares with others: all get max-min fair shares of the
-bandwidth, which on a single switch are 1/d of it, as in the paper.
+ranks behind two ports are joined in order, the first to the first. Each resulting link stands for a
+path through the switches and shares the links of that path with other paths. All paths get max-min
+fair shares of the bandwidth, which on a single switch are 1/d of it, as in the paper.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Unwound:
 
     Attributes:
         topology: the links between ranks.
-        edges: edge i of the real network is what link i of ``topology`` stands for.
+        edges: edges of the real network; link i of ``topology`` stands for edge i.
     """
 
     topology: Topology
     edges: Edges
 
     def carry(self, found: Schedule, topology: Topology) -> Schedule:
-        """A schedule of the unwound network, on the real one.
+        """A schedule of the unwound network, carried over to the real one.
 
-        Sends of a step that shared nothing now share the links of a switch. From every rank, those
-        to the next rank stand first, then those to the one after it, and so on round, so that at
-        no time many ranks send to one.
+        Sends of a step that had separate links now share the links of a switch. From every rank,
+        sends to the next rank come first, then sends to the one after it, and so on round, so that
+        many ranks never send to one rank at the same time.
         """
         n = topology.num_ranks
         turn = (self.edges.dst - self.edges.src) % n
@@ -61,7 +61,7 @@ class Unwound:
 
 
 def degrees(topology: Topology) -> tuple[int, ...]:
-    """Degrees worth trying: all up to 8, beyond that powers of two, and the largest there is."""
+    """Degrees worth trying: all up to 8, then powers of two, and the largest possible one."""
     most = max((len(ports) for ports in _ports(topology).values()), default=2) - 1
     most = max(most, 1)
     few = {*range(1, min(most, 8) + 1), most}
@@ -69,7 +69,7 @@ def degrees(topology: Topology) -> tuple[int, ...]:
 
 
 def unwound(topology: Topology, degree: int | str) -> Iterator[tuple[int, Unwound]]:
-    """The network unwound with a degree or, for "best", with each that is worth trying."""
+    """The network unwound with a degree or, for "best", with each degree worth trying."""
     for each in (int(degree),) if degree != "best" else degrees(topology):
         yield each, unwind(topology, each)
 
@@ -77,12 +77,12 @@ def unwound(topology: Topology, degree: int | str) -> Iterator[tuple[int, Unwoun
 def unwind(topology: Topology, degree: int) -> Unwound:
     """The network with every switch unwound; a switch with fewer ports is unwound with all.
 
-    Where that leaves ranks apart that switches join in some other way, every group of joined
-    switches is taken as one switch whose ports are the ranks.
+    If that leaves the ranks disconnected, every group of connected switches is treated as one
+    switch whose ports are the ranks.
     """
     wires = _Wires(topology)
-    # Port by port first: a link then stands for one way through one switch. The wider ways only
-    # where ranks would be left apart.
+    # Unwinding port by port comes first, because each link then stands for a way through one
+    # switch. The wider ways are taken only if ranks would be disconnected otherwise.
     paths = _through_ports(topology, wires, degree)
     if not _connects(topology, paths):
         paths = _through_all(topology, wires, degree)
@@ -95,7 +95,7 @@ def unwind(topology: Topology, degree: int) -> Unwound:
 
 
 class _Wires:
-    """The links between vertices, of which parallel ones are taken in turn."""
+    """The links between vertices; parallel links are taken in turn."""
 
     def __init__(self, topology: Topology):
         self.topology = topology
@@ -108,13 +108,14 @@ class _Wires:
         self.load = [Fraction(0)] * topology.num_links
 
     def along(self, vertices: list[int]) -> _Path:
-        """Links from vertex to vertex, those that carry least for their bandwidth so far."""
+        """The links along a path; of parallel links the one with the least load."""
         taken = []
         for ends in itertools.pairwise(vertices):
             links = self.between[ends]
             link = links[0]
             if len(links) > 1:
-                # By load over bandwidth: the first of the links would get everything.
+                # The load counts relative to the bandwidth; without it the first link would get
+                # everything.
                 link = min(links, key=lambda i: self.load[i])
                 self.load[link] += 1 / self.topology.exact_bandwidth[link]
             taken.append(link)
@@ -122,7 +123,7 @@ class _Wires:
 
 
 def _ports(topology: Topology) -> dict[int, list[list[int]]]:
-    """For every switch with two ports or more, the ranks behind each; from ranks upwards."""
+    """The ranks behind each port of every switch with at least two ports, lowest switches first."""
     level = topology.hops_to_rank
     below: dict[int, set[int]] = defaultdict(set)
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
@@ -156,7 +157,8 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
             for p, senders in enumerate(ports):
                 receivers = ports[(p + turn) % len(ports)]
                 for i, u in enumerate(senders):
-                    # The i-th rank behind a port to the i-th behind the other: rails stay rails.
+                    # Join the i-th rank behind one port to the i-th behind the other, so that rails
+                    # stay rails.
                     v = receivers[i % len(receivers)]
                     if u != v and u in up and v in down:
                         paths[wires.along(up[u][::-1] + down[v][1:])] = None
@@ -166,9 +168,9 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
 def _ways(
     start: int, near: dict[int, list[int]], goes: Callable[[int, int], bool]
 ) -> dict[int, list[int]]:
-    """The vertices on the way from ``start`` to each that allowed links lead to, breadth first."""
+    """Paths from ``start`` to every vertex that allowed links lead to, found breadth first."""
     way, queue = {start: [start]}, [start]
-    for u in queue:  # which grows meanwhile
+    for u in queue:  # the loop appends to it
         for v in near[u]:
             if v not in way and goes(u, v):
                 way[v] = [*way[u], v]
@@ -177,7 +179,7 @@ def _ways(
 
 
 def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
-    """Every rank joined to the next ``degree`` ranks that it reaches through switches only."""
+    """Paths from every rank to the next ``degree`` ranks that it reaches through switches only."""
     n = topology.num_ranks
     paths: dict[_Path, None] = {}
     for u in range(n):
@@ -216,11 +218,11 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     share += _fair_shares(topology, through)
     src = np.asarray([topology.src[path[0]] for path in every], np.int32)
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
-    # The exact sum of a path's latencies, rounded once for all paths of the same.
+    # The exact sum of a path's latencies, computed and rounded once for all equal paths.
     alphas = [tuple(topology.alpha[list(path)].tolist()) for path in every]
     total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
     latency = [total[each] for each in alphas]
-    # A ``Topology`` sorts its links; the edges must stand in the same order.
+    # A ``Topology`` sorts its links; the edges must be in the same order.
     order = canonical_order(src, dst, np.asarray(latency), np.asarray(share, float), share)
     return Unwound(
         Topology(n, src, dst, latency, share, name=f"{topology.name} unwound"),  # type: ignore[arg-type]
@@ -236,7 +238,7 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
 def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:
     """Max-min fair bandwidth of every path, in bytes per second.
 
-    All rise together; when a link is full, the paths across it stay as they are.
+    The shares of all paths rise together; when a link is full, those of the paths across it stay.
     """
     users: dict[int, set[int]] = defaultdict(set)
     for p, path in enumerate(paths):
@@ -245,8 +247,8 @@ def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:
     left = {link: topology.exact_bandwidth[link] for link in users}
     share = [Fraction(0)] * len(paths)
     while users:
-        # Bertsekas and Gallager's progressive filling, in exact numbers: links that are full at the
-        # same level are found as equal.
+        # Bertsekas and Gallager's progressive filling, in exact numbers, so that links that fill at
+        # the same level compare equal.
         least = min(left[link] / len(rising) for link, rising in users.items())
         full = [link for link, rising in users.items() if left[link] == least * len(rising)]
         done = {p for link in full for p in users[link]}

@@ -1,14 +1,14 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
 - ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
-- ``bfb_links``: the shards of one vertex and step, and its loops over vertices;
-- ``bfb_balance``: the flow of those shards over the links that may deliver them, and the least
-  time of a step where links differ;
-- ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one
-  rank's tree, for up to millions of ranks;
-- ``columns``, ``expansions``: all_gathers as columns of sends over arcs, their ranks renamed and
-  their sends reversed, and larger networks with schedules from smaller ones;
-- ``searched``: schedules of small bases that an exact search finds.
+- ``bfb_links``: BFB's jobs and links for each vertex and step, and its loops over vertices;
+- ``bfb_balance``: how jobs are divided among the links that may deliver them, and the least time of
+  a step if links differ;
+- ``group_network``, ``group_schedule``: networks of an abelian group, and schedules stored as the
+  tree of one rank, for up to millions of ranks;
+- ``columns``, ``expansions``: all_gathers as columns of sends over arcs, with ranks renamed or
+  sends reversed, and larger networks with schedules made from smaller ones;
+- ``searched``: schedules of small bases found by an exact search.
 """
 
 from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost

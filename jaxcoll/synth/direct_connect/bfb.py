@@ -5,9 +5,9 @@ which ranks receive what in which step is known before anything is solved. The o
 neighbour a rank gets a shard from. It is used to keep the load of the busiest link into the rank as
 low as possible, for every rank and step separately: no two of these problems share a link.
 
-On a ring of 4 ranks with links both ways, rank 0 gets the shards of ranks 1 and 3 in step 1, one
-over each link. In step 2 both neighbours have the shard of rank 2, and half of it comes over each
-link. With one chunk per shard one of the links would idle; ``Bfb.chunks`` says that it takes 2.
+For example, on a ring of 4 ranks with links both ways, rank 0 gets the shards of ranks 1 and 3 in
+step 1, one over each link. In step 2 both neighbours have the shard of rank 2, and half of it comes
+over each link. With one chunk per shard one of the links would idle, so ``Bfb.chunks`` is 2.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlene
 from jaxcoll.topology import Topology
 
 _MOST_SENDS = 2**31 - 1
-_MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
-_SAFE = 2**60  # ticks of a step; sums over the links of a vertex stay below 2**63
+_MOST_BALANCED = 4096  # the most ranks for which links are balanced to count chunks
+_SAFE = 2**60  # the most ticks of a step: sums over the links of a vertex stay below 2**63
 
 
 @runtime_checkable
 class Arcs(Protocol):
-    """A regular digraph as columns of arcs, self-loops included, which count in its degree."""
+    """A regular digraph as columns of arcs, including self-loops, which count in its degree."""
 
     @property
     def size(self) -> int: ...
@@ -55,7 +55,7 @@ class Arcs(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Bfb(Synthesizer):
-    """Shards along all shortest paths, as many steps as the network's diameter; direct networks.
+    """Sends shards along all shortest paths of a direct network, in as many steps as its diameter.
 
     In step t every rank u receives the shards of the ranks at distance t, each from neighbours that
     received it in step t - 1. How many chunks each link into u takes is an integer program (A.11)
@@ -73,8 +73,8 @@ class Bfb(Synthesizer):
     Dissertation, Secs. 3.6 and A.5.
 
     Attributes:
-        nbytes: bytes of a rank's buffer, which matter where links differ; None for so many that
-            latency does not count.
+        nbytes: bytes of a rank's buffer, which matter if links differ; None stands for so many
+            bytes that latency does not count.
 
     Raises:
         CollectiveError: nbytes is not above 0.
@@ -94,11 +94,11 @@ class Bfb(Synthesizer):
     def chunks(topology: Topology) -> int:
         """The fewest chunks per shard with which rounding costs no bandwidth.
 
-        The least common multiple of the denominators of U over the steps, U being the largest
-        optimum of (3.1) in each.
+        It is the least common multiple of the denominators of U in all steps, where U is the
+        largest optimum of (3.1) in a step.
 
         Raises:
-            TopologyError: switches, or links of different bandwidth.
+            TopologyError: the network has switches, or links of different bandwidth.
         """
         direct(checks.instance(topology, Topology, "topology", TopologyError))
         if len(set(topology.exact_bandwidth)) > 1:
@@ -106,7 +106,7 @@ class Bfb(Synthesizer):
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """Few chunks, and the fewest that balance the links into every rank, if soon found."""
+        """Few chunks, and the fewest that balance the links into every rank, if found fast."""
         topology, few = problem.topology, {1, 2, 4, 8}
         is_uniform = topology.is_direct and len(set(topology.bandwidth.tolist())) == 1
         is_one = not problem.collective.is_grouped and topology.num_ranks <= _MOST_BALANCED
@@ -119,8 +119,8 @@ class Bfb(Synthesizer):
 
         Raises:
             TopologyError: the network has switches.
-            CollectiveError: a group whose ranks cannot reach each other over links among
-                themselves, or more than 2**31 - 1 sends.
+            CollectiveError: ranks of a group cannot reach each other over links among themselves,
+                or there are more than 2**31 - 1 sends.
         """
         direct(topology)
         if collective.num_deliveries > _MOST_SENDS:
@@ -128,8 +128,8 @@ class Bfb(Synthesizer):
                 f"{collective} takes {collective.num_deliveries} sends, more than {_MOST_SENDS}; "
                 f"take fewer chunks, or a GroupSchedule, which keeps those of one rank"
             )
-        # Groups share no link, because each is gathered over links among its own ranks: their steps
-        # run at the same time, and the part with the most steps ends last.
+        # Groups share no link, because each is gathered over links among its own ranks. So their
+        # steps run at the same time, and the part with the most steps ends last.
         parts = [
             self._gather(topology, collective, g)
             for g, group in enumerate(collective.groups)
@@ -174,15 +174,15 @@ class Bfb(Synthesizer):
 
 
 def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
-    """U of the linear program (3.1) in each step, the largest over all ranks, with its proof.
+    """The largest U of the linear program (3.1) over all ranks, in each step, with its proof.
 
-    Of ranks that known symmetries (``generators``) take to one another, one is solved.
+    Only one of the ranks that known symmetries (``generators``) map to one another is solved.
 
     Args:
-        network: a network without switches, or a digraph; links count as of one bandwidth.
+        network: a network without switches, or a digraph; all links count as equally fast.
 
     Raises:
-        TopologyError: switches, or ranks that cannot reach each other.
+        TopologyError: there are switches, or ranks that cannot reach each other.
     """
     checks.instance(network, (Topology, Arcs), "network", TopologyError)
     if isinstance(network, Topology):
@@ -192,8 +192,8 @@ def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
     links = InLinks.of(size, np.asarray(tails), np.asarray(heads))
     if size == 1:
         return ()
-    # Vertices that an automorphism takes to one another have the same jobs and links, so that the
-    # first of each orbit is solved: on a vertex-transitive graph a single vertex.
+    # Vertices that an automorphism maps to one another have the same jobs and links, so only the
+    # first of each orbit is solved: on a vertex-transitive graph, a single vertex.
     orbit = orbits(np.asarray(network.generators, np.int64).reshape(-1, size))
     return bottlenecks(links, np.unique(orbit, return_index=True)[1])
 
@@ -202,20 +202,20 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
     """T_L and T_B of the best BFB all_gather, without a schedule (3.2).
 
     Args:
-        network: a network without switches, all of whose ranks have equally many links of one
+        network: a network without switches whose ranks all have equally many links of one
             bandwidth; or a digraph, whose self-loops count in its degree.
 
     Raises:
-        TopologyError: switches, ranks of different degrees, links of different bandwidth, or ranks
-            that cannot reach each other.
+    TopologyError: there are switches, ranks of different degrees, links of different bandwidth,
+        or ranks that cannot reach each other.
     """
     checks.instance(network, (Topology, Arcs), "network", TopologyError)
     is_topology = isinstance(network, Topology)
     degree = ports_of(network) if is_topology else network.degree
     size = network.num_ranks if is_topology else network.size
     found = bfb_bottlenecks(network)
-    # (3.2): T_L counts steps, T_B adds up the busiest link of each, in units of the time that the
-    # whole buffer takes over all links of a rank.
+    # (3.2): T_L is the number of steps. T_B is the sum of the loads of each step's busiest link, in
+    # units of the time that the whole buffer takes over all links of a rank.
     shards = sum((step.shards for step in found), Fraction(0))
     return Cost(len(found), shards * degree / size)
 
@@ -225,12 +225,12 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
 
 @dataclasses.dataclass(frozen=True)
 class _Ticks:
-    """Times of links in integers.
+    """Times of links in integers, called ticks.
 
     Attributes:
         delay: latency of each row of ``InLinks``, int64.
         pace: ticks of a chunk on each, int64.
-        seconds: of a tick, or None where links are equal and a tick is a chunk.
+        seconds: seconds of a tick, or None if links are equal and a tick is a chunk.
         is_exact: whether nothing was rounded.
     """
 
@@ -247,11 +247,11 @@ def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | Non
     if not len(used):
         raise TopologyError("every vertex must reach every other")
     speeds = {int(i): speeds[i] for i in used}
-    if len({speed[nbytes is None :] for speed in speeds.values()}) == 1:  # without bytes no alpha
+    if len({speed[nbytes is None :] for speed in speeds.values()}) == 1:  # alpha needs bytes
         return _Ticks(np.zeros(len(which), np.int64), np.ones(len(which), np.int64))
-    # Where links differ a step is as long as (A.12) says, in whole ticks, so that flows stay exact
-    # integers. Rounding up only makes links slower: the time that is claimed is never too short.
-    # Without bytes only ratios of times matter, and the buffer is one byte.
+    # If links differ, a step takes the time of (A.12), in whole ticks, so that flows stay exact
+    # integers. Rounding up only makes links slower, so the claimed time is never too short. Without
+    # bytes only ratios of times matter, and the buffer has one byte.
     size = Fraction(1) if nbytes is None else as_fraction(checks.nbytes(nbytes, CollectiveError))
     share = size / (links.size * chunks)
     delay = {i: Fraction(0) if nbytes is None else alpha for i, (alpha, _) in speeds.items()}
@@ -268,7 +268,7 @@ def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | Non
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The sends of one group: step_ptr, link and chunk; the time of each step, in ticks."""
+    """The sends of one group (step_ptr, link, chunk), and the time of each step in ticks."""
 
     columns: tuple[np.ndarray, np.ndarray, np.ndarray]
     steps: list[int]
@@ -276,7 +276,7 @@ class _Part:
 
 
 def _certificate(parts: list[_Part]) -> dict[str, object]:
-    """Steps, and chunks over the busiest links of all steps or, where links differ, their time.
+    """The steps, and the chunks over all steps' busiest links or, if links differ, the time.
 
     The time is in seconds (A.12), per byte of the buffer if the bytes were omitted.
     """

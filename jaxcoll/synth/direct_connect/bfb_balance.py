@@ -1,16 +1,17 @@
-"""Which link into a vertex delivers which shards: the linear program (3.1), exactly, compiled.
+"""Divides shards among the links into a vertex: the linear program (3.1), solved exactly.
 
-One problem per vertex u and distance t. Jobs are the shards of the ranks v at distance t from u;
-the links into u are the processors; a link (w, u) may take part in a job if w is one hop closer to
-v. The load of the busiest link is to be least (dissertation, Sec. 3.6.1; as job scheduling, App.
-A.5.1).
+There is one problem per vertex u and distance t. Jobs are the shards of the ranks v at distance t
+from u; the links into u are the processors; a link (w, u) may take part in a job if w is one hop
+closer to v. The load of the busiest link must be least (dissertation, Sec. 3.6.1; as job
+scheduling, App. A.5.1).
 
 Jobs with the same links form a group, so that a flow has few vertices. If links of some capacity
 cannot take all jobs, the flow's cut holds a set J of jobs that have too few links f(J) (Thm. 19);
-the capacity rises to what J needs, until the flow takes all jobs. So it is least, and J proves it.
+the capacity is raised to the need of J, until the flow takes all jobs. So the capacity is least,
+and J proves it.
 
-Where links differ, what no chunks can beat is the linear program (A.12), here solved exactly by the
-same method: the set of jobs that the links which can deliver it take longest for (``bfb_times``).
+If links differ, the linear program (A.12) is a bound for all numbers of chunks. It is solved
+exactly by the same method: some set of jobs takes its links the longest (``bfb_times``).
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ from jaxcoll.topology import Topology
 
 @kernel(cache=True)
 def fill(jobs, unit, capacity, flow, tight):
-    """Whether links of some capacities can take all jobs, each of ``unit``; an integer flow.
+    """Find an integer flow of all jobs, each of ``unit``, over links of some capacities.
 
     Args:
-        flow: becomes the amount that every link of every group takes, int64 of shape (entries,).
-        tight: if the answer is no, becomes which groups have too few links, bool of (groups,).
+        flow: filled with the amount of every link of every group, int64 of shape (entries,).
+        tight: if there is no flow, marks the groups with too few links, bool of shape (groups,).
+
+    Returns:
+        Whether there is such a flow.
     """
     room = capacity.copy()
-    # Equal parts mostly leave little or nothing over: the flow proper starts from them.
+    # Equal parts mostly leave little or nothing over, so the maximum flow starts from them.
     short = _split_evenly(jobs, unit, room, flow)
     missing = short.sum()
     return missing == 0 or _augment(jobs, short, room, flow, tight) == missing
@@ -48,7 +52,7 @@ def fill(jobs, unit, capacity, flow, tight):
 
 @kernel(cache=True)
 def _split_evenly(jobs, unit, room, flow):
-    """Each group over its links in equal parts, as far as there is room; the rest of each group."""
+    """Divide groups equally among their links, within their room; return the rest of each group."""
     short = np.zeros(len(jobs.ptr) - 1, np.int64)
     for g in range(len(short)):
         a, b = jobs.ptr[g], jobs.ptr[g + 1]
@@ -63,7 +67,7 @@ def _split_evenly(jobs, unit, room, flow):
             for i in range(a + 1, b):
                 if room[jobs.link[i]] > room[jobs.link[best]]:
                     best = i
-            # A share at a time and not all of it: the emptiest link may not be that after it.
+            # Only a share is added at a time, since afterwards another link may be the emptiest.
             more = min(max(rest // (b - a), 1), room[jobs.link[best]], rest)
             if more == 0:
                 break
@@ -76,9 +80,9 @@ def _split_evenly(jobs, unit, room, flow):
 
 @kernel(cache=True)
 def _augment(jobs, short, room, flow, tight):
-    """A maximum flow from one that is short of some; the amount it adds.
+    """Augment a flow to a maximum one, and return the amount that this adds.
 
-    Vertices are the source 0, the groups, the links and the sink.
+    The vertices are the source 0, the groups, the links and the sink.
     """
     groups, links = len(short), len(room)
     sink, missing = groups + links + 1, short.sum()
@@ -98,23 +102,23 @@ def _augment(jobs, short, room, flow, tight):
         src[at], dst[at], capacity[at] = 1 + groups + j, sink, room[j]
         at += 1
     ptr, head, mate, left, place = with_reverses(sink + 1, src, dst, capacity)
-    # The flow of a link is the capacity of its reverse: it may be taken back, and is read there
-    # afterwards.
+    # The flow of a link is the capacity of its reverse, since it may be taken back; it is read from
+    # there afterwards.
     back = mate[place[entry]]
     left[back] = flow
     level, current = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
     queue, path = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
     got = dinic(ptr, head, mate, left, 0, sink, missing, level, current, queue, path)
     flow[:] = left[back]
-    # Groups that the last search did not reach: all that they need and the links they may use are
-    # on the far side of the cut. Those are the J that has too few links.
+    # The groups that the last search did not reach are, with their needs and their links, on the
+    # far side of the cut. They are the J that has too few links.
     tight[:] = level[1 : 1 + groups] < 0
     return got
 
 
 @kernel(cache=True)
 def _tight_links(jobs, tight, links):
-    """f(J): the links of the tight groups, bool; and |J|."""
+    """f(J), which are the links of the tight groups, as bool; and |J|."""
     used = np.zeros(links, np.bool_)
     count = 0
     for g in range(len(jobs.ptr) - 1):
@@ -127,10 +131,10 @@ def _tight_links(jobs, tight, links):
 
 @kernel(cache=True)
 def least_share(jobs, links, top, bottom, tight, used):
-    """U of (3.1) as (top, bottom) in shards, not below what is given; and |J|, 0 if that is enough.
+    """U of (3.1) as (top, bottom) in shards, at least the given value; and |J|, 0 if that suffices.
 
-    Newton's method on the fraction |J| / |f(J)| (Dinkelbach's): every J found needs more than the
-    last. Afterwards ``tight`` and ``used`` are the last J and f(J).
+    This is Newton's method on the fraction |J| / |f(J)| (Dinkelbach's method): every J found needs
+    more than the last. Afterwards ``tight`` and ``used`` are the last J and f(J).
     """
     flow = np.empty(len(jobs.link), np.int64)
     found = np.zeros(len(jobs.ptr) - 1, np.bool_)
@@ -139,7 +143,7 @@ def least_share(jobs, links, top, bottom, tight, used):
         tight[: len(found)] = found
         used[:], size = _tight_links(jobs, found, links)
         width = used.sum()
-        # In lowest terms, so that amounts multiplied by them stay small.
+        # The fraction is in lowest terms, so that amounts multiplied by it stay small.
         common = math.gcd(size, width)
         top, bottom = size // common, width // common
     return top, bottom, size
@@ -148,8 +152,8 @@ def least_share(jobs, links, top, bottom, tight, used):
 @kernel(cache=True)
 def _enough(amount, used, delay, pace, above):
     """The least time after ``above`` in which some links take an amount (A.12 in integers)."""
-    # Growing steps and then halving: the time is not bounded beforehand, since a delay may be long.
-    low, high, is_bounded = above, above + 1, False  # low is too early; high may be, until bounded
+    # Steps grow and then halve, because a delay may be long and there is no bound beforehand.
+    low, high, is_bounded = above, above + 1, False  # low is too early; so may high be at first
     while not is_bounded or high - low > 1:
         time = low + (high - low) // 2 if is_bounded else high
         total = 0
@@ -167,10 +171,10 @@ def _enough(amount, used, delay, pace, above):
 
 @kernel(cache=True)
 def least_time(jobs, unit, delay, pace, flow):
-    """The least integer time in which all jobs of ``unit`` chunks are done; ``flow`` does them.
+    """The least integer time for all jobs of ``unit`` chunks; ``flow`` is filled with a solution.
 
-    A link takes (time - delay) / pace chunks, rounded down; with delay 0 and pace 1 the time is the
-    load of the busiest link: (A.11), which a maximum flow solves in integers.
+    A link takes (time - delay) / pace chunks, rounded down. With delay 0 and pace 1 the time is the
+    load of the busiest link of (A.11), which a maximum flow solves in integers.
     """
     links = len(delay)
     capacity = np.empty(links, np.int64)
@@ -188,7 +192,7 @@ def least_time(jobs, unit, delay, pace, flow):
 
 @kernel(cache=True)
 def deal(jobs, unit, flow, via):
-    """The link of every chunk: ``via[source * unit + k]`` is its place among the links."""
+    """Assign chunks to links: ``via[source * unit + k]`` is the index of the link of a chunk."""
     for g in range(len(jobs.ptr) - 1):
         i = jobs.ptr[g]
         left = flow[i]
@@ -214,11 +218,11 @@ def direct(topology: Topology) -> Topology:
 
 
 def bfb_times(topology: Topology, nbytes: Number) -> tuple[Fraction, ...]:
-    """Seconds of each step of a BFB all_gather whose shards may be split at will (A.12).
+    """Seconds of each step of a BFB all_gather whose shards may be split arbitrarily (A.12).
 
     The steps follow one another; a link that carries nothing costs no alpha. No schedule of ``Bfb``
-    has a faster step, and with P chunks per shard none is slower by more than a chunk on the
-    slowest link takes.
+    has a faster step. With P chunks per shard, no step is slower than this by more than the time of
+    a chunk on the slowest link.
 
     Args:
         topology: a network without switches.
@@ -253,7 +257,7 @@ def _least_seconds(jobs: Mapping[tuple[int, ...], int], speeds: Sequence[Speed])
 
     Args:
         jobs: the number of shards for each set of links that may deliver them.
-        speeds: of each link.
+        speeds: the speed of each link.
     """
     groups, links = len(jobs), len(speeds)
     sink = groups + links + 1
@@ -262,13 +266,12 @@ def _least_seconds(jobs: Mapping[tuple[int, ...], int], speeds: Sequence[Speed])
     arcs += [(1 + groups + link, sink) for link in range(links)]
     network = FlowNetwork(sink + 1, *np.asarray(arcs).T)
     count = list(jobs.values())
-    # A bound to start from: all jobs over all links. Every cut found later raises it, and to a
-    # value that one set of jobs needs, so the loop ends at the least time, after few of the sets
-    # there are.
+    # The bound to start from is that of all jobs over all links. Every cut found later raises it to
+    # the need of one set of jobs, so the loop ends at the least time, after few of all sets.
     time = _seconds_for(sum(count), speeds)
     while True:
         room = [max(time - alpha, Fraction(0)) * rate for alpha, rate in speeds]
-        # Fractions as integers for the flow, which is then exact.
+        # Fractions are scaled to integers, so that the flow is exact.
         unit = common_denominator(room)
         need = sum(count) * unit
         capacity = [size * unit for size in count] + [need] * sum(map(len, jobs))
@@ -282,11 +285,11 @@ def _least_seconds(jobs: Mapping[tuple[int, ...], int], speeds: Sequence[Speed])
 
 
 def _seconds_for(amount: int, speeds: Sequence[Speed]) -> Fraction:
-    """The time in which links together carry an amount, those of the least alpha first."""
+    """The time in which links together carry an amount; links with the least alpha start first."""
     rate = started = Fraction(0)
     best = None
     for alpha, speed in sorted(speeds):
-        # A link that starts only after all is carried would count as carrying a negative amount.
+        # A link that starts only after the end would count as carrying a negative amount.
         if best is not None and alpha >= best:
             break
         rate, started = rate + speed, started + speed * alpha

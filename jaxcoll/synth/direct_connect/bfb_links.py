@@ -1,9 +1,9 @@
-"""BFB's steps: what each vertex gets in a step, by which links, and the least time of all.
+"""BFB's steps: the jobs and links of each vertex and step, and the least time of every step.
 
-The jobs of a vertex u in step t are the shards of the vertices at distance t from it. A link (w, u)
-can deliver those of the vertices that are nearer to w by one, and no others: they reached w in the
-step before. So jobs and links follow from distances alone, here as columns over all vertices at
-once, and only how the jobs are divided among the links is a problem (``bfb_balance``).
+The jobs of a vertex u in step t are the shards of the vertices at distance t from u. A link (w, u)
+can deliver the shards of those vertices that are nearer to w by one, which reached w in the step
+before, and no others. So jobs and links follow from distances alone, which are columns over all
+vertices here. The only problem left is how to divide the jobs among the links (``bfb_balance``).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
 
-WORD = 62  # links per word of a set of links
+WORD = 62  # number of links in one word of a set of links
 
 
 class Jobs(NamedTuple):
     """The jobs of one vertex and distance, in groups.
 
     Attributes:
-        source: the jobs' sources, group by group.
-        first: sources of group g are ``source[first[g]:first[g + 1]]``.
-        ptr: links of group g are ``link[ptr[g]:ptr[g + 1]]``.
-        link: places of links among those into the vertex.
+        source: sources of the jobs, group by group.
+        first: group g has the sources ``source[first[g]:first[g + 1]]``.
+        ptr: group g has the links ``link[ptr[g]:ptr[g + 1]]``.
+        link: indices of links among those into the vertex.
     """
 
     source: np.ndarray
@@ -41,11 +41,11 @@ class Jobs(NamedTuple):
 
 @kernel(cache=True)
 def usable_links(near, far, own, sets):
-    """Which links into a vertex are the last of a shortest path from each source.
+    """Find, for each source, the links into a vertex that end a shortest path from it.
 
     Args:
-        near: distances from every source to the tail of each link, (links, sources); or, with
-            ``far``, which row of it each link takes.
+        near: rows of distances from every source.
+        far: the row of ``near`` for the tail of each link.
         own: distances from every source to the vertex.
         sets: filled with one bit per link, int64 of shape (words, sources).
     """
@@ -54,16 +54,15 @@ def usable_links(near, far, own, sets):
         word, bit = j // WORD, np.int64(1) << np.int64(j % WORD)
         row = near[far[j]]
         for v in range(len(own)):
-            # Breadth first: the shard of v comes to u in step d(v, u), from a neighbour w that has
-            # had it since step d(v, u) - 1. Which of these neighbours sends it is all that is left
-            # to choose.
+            # Breadth first: the shard of v reaches u in step d(v, u), from a neighbour w that has
+            # had it since step d(v, u) - 1. The only freedom is which of these neighbours sends it.
             if row[v] + 1 == own[v]:
                 sets[word, v] |= bit
 
 
 @kernel(cache=True)
 def by_distance(own, order):
-    """Sources in order of distance; those at distance t are ``order[ptr[t]:ptr[t + 1]]``."""
+    """Sort sources by distance; those at distance t are ``order[ptr[t]:ptr[t + 1]]``."""
     ptr = np.zeros(own.max() + 2, np.int64)
     for v in range(len(own)):
         ptr[own[v] + 1] += 1
@@ -77,9 +76,9 @@ def by_distance(own, order):
 
 @kernel(cache=True)
 def group_jobs(source, sets, links):
-    """Jobs of equal sets of links, together; groups by rising set, sources in the order given."""
-    # Sources with the same usable links are interchangeable, so that a flow needs a vertex per set
-    # of links and not per source: at most 2^links - 1, and on symmetric graphs a few.
+    """Group jobs with equal sets of links; sets ascend, and sources keep their order."""
+    # Sources with the same usable links are interchangeable, so a flow problem needs one vertex per
+    # set of links instead of one per source: at most 2^links - 1, and few on symmetric graphs.
     group, member = _numbered(source, sets)
     rank = _ranked(member, sets)
     groups, count = len(member), len(source)
@@ -113,9 +112,9 @@ def group_jobs(source, sets, links):
 
 @kernel(cache=True)
 def _numbered(source, sets):
-    """A number for each distinct set, by first use: that of every job, and one job of each."""
-    # Jobs by the thousand have few distinct sets, and neighbours mostly the same one: a table of
-    # sets with open addressing, and the set before looked at first.
+    """Number the distinct sets by first use; returns each job's set and one job of each set."""
+    # Thousands of jobs have few distinct sets, and consecutive jobs mostly have the same one. So
+    # the set before is compared first, and then a table of sets with open addressing is searched.
     words, count = len(sets), len(source)
     slots = 4
     while slots < 2 * count:
@@ -154,7 +153,7 @@ def _equal_sets(sets, v, w):
 
 @kernel(cache=True)
 def _ranked(member, sets):
-    """The rank of each set of links among all, the last word counting most."""
+    """The rank of each set of links in ascending order; the last word counts most."""
     order = np.arange(len(member))
     for word in range(len(sets)):
         order = order[np.argsort(sets[word][member[order]], kind="mergesort")]
@@ -166,13 +165,13 @@ def _ranked(member, sets):
 
 @dataclasses.dataclass(frozen=True)
 class InLinks:
-    """A network as the links into each vertex; self-loops are left out.
+    """The links into each vertex of a network, without self-loops.
 
     Attributes:
         size: number of vertices.
-        ptr: links into u are rows ``ptr[u]..ptr[u + 1] - 1`` of the other columns, int64.
-        tail: the vertex each comes from, int64 of shape (links,).
-        link: its number in the columns given, int64.
+        ptr: the links into u are rows ``ptr[u]..ptr[u + 1] - 1`` of the other columns, int64.
+        tail: the vertex that each link comes from, int64 of shape (links,).
+        link: the number of each link in the columns given, int64.
     """
 
     size: int
@@ -182,7 +181,7 @@ class InLinks:
 
     @classmethod
     def of(cls, size: int, tails: np.ndarray, heads: np.ndarray) -> InLinks:
-        """From the two ends of each link."""
+        """The network whose links have these ends."""
         proper = np.flatnonzero(tails != heads)
         ptr, order = group_by(heads[proper], size)
         link = proper[order]
@@ -190,14 +189,14 @@ class InLinks:
 
     @property
     def words(self) -> int:
-        """Words for a set of links into one vertex."""
+        """Number of words of a set of links into one vertex."""
         return -(-int(np.diff(self.ptr).max(initial=1)) // WORD)
 
     def distances_to(self, vertices: np.ndarray) -> np.ndarray:
-        """Hops from every vertex to some, of shape (vertices, size); int16 where that is enough.
+        """Hops to some vertices from all, of shape (vertices, size); int16 or int32.
 
         Raises:
-            TopologyError: a vertex that another cannot reach.
+            TopologyError: some vertex cannot reach another.
         """
         dtype = np.int16 if self.size < 2**15 else np.int32
         hops = np.empty((len(vertices), self.size), dtype)
@@ -208,15 +207,16 @@ class InLinks:
 
 @dataclasses.dataclass(frozen=True)
 class Bottleneck:
-    """The shards that a step of a BFB all_gather waits for, and why (Thm. 19).
+    """The shards that a step of a BFB all_gather waits for, with a proof (Thm. 19).
 
     Attributes:
         step: the distance t.
-        vertex: u, whose links are busiest.
-        sources: J, ranks at distance t from u.
-        links: f(J), numbers of the links into u by which shards of J can come on shortest paths.
-        shards: U, as many sources per link: no BFB schedule has a busiest link that carries less in
-            this step.
+        vertex: the vertex u whose links are busiest.
+        sources: the set J of ranks at distance t from u.
+        links: f(J), the numbers of the links into u on which shards of J can arrive by shortest
+            paths.
+        shards: U, the number of sources per link: in every BFB schedule the busiest link carries at
+            least this many shards in this step.
     """
 
     step: int
@@ -227,9 +227,8 @@ class Bottleneck:
 
 
 def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
-    """The largest U of (3.1) in each step over some vertices, with its proof."""
-    # Distances to the vertices that are solved and to the tails of their links are all that the
-    # jobs depend on.
+    """The largest U of (3.1) in each step, over some vertices, with its proof."""
+    # The jobs depend only on distances to the given vertices and to the tails of their links.
     needed = np.unique(
         np.concatenate([vertices, *(links.tail[links.ptr[u] : links.ptr[u + 1]] for u in vertices)])
     )
@@ -252,7 +251,7 @@ def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
 
 @kernel(cache=True)
 def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
-    """The largest U of each step; a vertex that does with the largest so far takes one flow."""
+    """Find the largest U of each step; most vertices need a single flow."""
     size = len(row)
     order = np.empty(size, np.int64)
     sets = np.empty((words, size), np.int64)
@@ -264,8 +263,9 @@ def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
         for t in range(1, len(start) - 1):
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
             most, width = top[t], bottom[t]
-            # Whoever does with the largest share so far cannot raise it: one flow tells, and most
-            # vertices end there. To start below that share would solve each of them to the end.
+            # A vertex for which the largest share so far suffices cannot raise it. One flow tells
+            # that, and most vertices end there. Starting below that share would solve each of them
+            # to the end.
             if most * links < len(jobs.source) * width:  # all jobs over all links
                 most, width = len(jobs.source), links
             most, width, _ = least_share(jobs, links, most, width, tight, used)
@@ -275,7 +275,7 @@ def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
 
 @kernel(cache=True)
 def _proof(ptr, tail, hops, row, u, words, t):
-    """J and f(J) of one vertex and step; all jobs and links if those need the most."""
+    """The sets J and f(J) of one vertex and step; all jobs and links if these need the most."""
     size = len(row)
     order = np.empty(size, np.int64)
     sets = np.empty((words, size), np.int64)
@@ -300,16 +300,16 @@ def _proof(ptr, tail, hops, row, u, words, t):
 def gather_columns(
     links: InLinks, chunks: int, delay: np.ndarray, pace: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The sends of a BFB all_gather, each step's busiest link into every vertex least (A.11, A.12).
+    """The sends of a BFB all_gather that minimizes the busiest link of each step (A.11, A.12).
 
     Args:
-        chunks: P, chunks per shard; chunk ``v * P + k`` is of vertex v.
-        delay, pace: of each row of ``links``: it takes (time - delay) / pace chunks, rounded down,
-            int64.
+        chunks: P, the number of chunks per shard; vertex v has the chunks ``v * P + k``.
+        delay, pace: int64 for each row of ``links``: in some time a link carries (time - delay) /
+            pace chunks, rounded down.
 
     Returns:
-        step_ptr int64, link int32 and chunk int32 of the sends in the order of a ``Schedule``, and
-        the time of each step, int64 of shape (steps,).
+        The columns step_ptr (int64), link (int32) and chunk (int32) of the sends, in the order of a
+        ``Schedule``; and the time of each step, int64 of shape (steps,).
     """
     hops = links.distances_to(np.arange(links.size))
     steps = int(hops.max())
@@ -351,9 +351,9 @@ def _gather(columns, problem, base, out_link, out_chunk, times):
         start = by_distance(hops[u], order)
         usable_links(hops, tail[a:b], hops[u], sets)
         for t in range(1, len(start) - 1):
-            # Every vertex and step is a problem of its own: links into different vertices are
-            # different links, and a chunk that arrived in a step leaves in the next at the
-            # earliest. So the optimum of each is the optimum of all (Thm. 16).
+            # Every vertex and step is a separate problem: links into different vertices are
+            # different, and a chunk that arrives in a step leaves in the next step at the earliest.
+            # So optimal solutions of all of them are an optimal solution of the whole (Thm. 16).
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, b - a)
             flow = np.empty(len(jobs.link), np.int64)
             time = least_time(jobs, chunks, delay[a:b], pace[a:b], flow)
@@ -363,8 +363,8 @@ def _gather(columns, problem, base, out_link, out_chunk, times):
             for i in range(len(flow)):
                 at[jobs.link[i] + 1] += flow[i]
             at = base[t - 1, u] + np.cumsum(at)
-            # The columns of a Schedule want the sends of a step link by link: counts first, then
-            # every chunk to the next place of its link.
+            # A ``Schedule`` lists the sends of a step link by link. So links are counted first, and
+            # then every chunk takes the next place of its link.
             for s in jobs.source:
                 for c in range(s * chunks, (s + 1) * chunks):
                     i = at[via[c]]

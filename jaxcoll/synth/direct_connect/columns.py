@@ -1,13 +1,14 @@
-"""An all_gather on a digraph as columns of sends over its arcs, which expansions read and write.
+"""All_gathers on a digraph as columns of sends over its arcs, which expansions read and write.
 
-Expansions speak of arcs of a digraph, self-loops included; a schedule speaks of links of a network,
-which has none. A self-loop matters though nothing is sent over it: in the line graph it is a
-vertex like every other arc. So sends are kept by arc here, and become links when they are written.
+Expansions are about arcs of a digraph, including self-loops; a schedule is about links of a
+network, which has no self-loops. A self-loop matters though nothing is sent over it, because in the
+line graph it is a vertex like every other arc. So sends are stored by arc here, and become sends
+over links when they are written.
 
-Schedules also move to other networks here. A reduce_scatter needs an all_gather of the transposed
-network, run backwards. Where an isomorphism takes the network to its transpose, that is the
-network's own all_gather with its ranks renamed (``reversed_on``); where links go both ways, every
-rank keeps its number.
+This file also moves schedules to other networks. A reduce_scatter needs an all_gather of the
+transposed network, run backwards. Where an isomorphism takes the network to its transpose, that is
+the network's own all_gather with its ranks renamed (``reversed_on``); where links go both ways,
+every rank keeps its number.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Sends:
     """Columns of equal length, one value per send; int64.
 
     Attributes:
-        step: step, from 0.
-        arc: arc of the digraph.
-        owner: vertex whose shard the chunk belongs to.
-        index: which chunk of the shard.
+        step: the step, from 0.
+        arc: the arc of the digraph.
+        owner: the vertex whose shard the chunk belongs to.
+        index: the number of the chunk in the shard.
     """
 
     step: np.ndarray
@@ -45,7 +46,7 @@ class Sends:
 
     @classmethod
     def of(cls, step, arc, owner, index) -> Sends:
-        """The sends of columns of any shapes that broadcast together."""
+        """The sends of columns whose shapes broadcast together."""
         columns = np.broadcast_arrays(step, arc, owner, index)
         return cls(*(np.ascontiguousarray(column, np.int64).ravel() for column in columns))
 
@@ -56,12 +57,12 @@ class Sends:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def where(self, keep: np.ndarray) -> Sends:
-        """The sends at which ``keep`` is true."""
+        """The sends where ``keep`` is true."""
         return Sends(self.step[keep], self.arc[keep], self.owner[keep], self.index[keep])
 
     def split(self, pieces: int) -> Sends:
         """The sends with every chunk split into equal pieces."""
-        # Pieces of a chunk follow each other, as sends too, so that they share a message.
+        # Sends of the pieces of a chunk follow each other, so that they share a message.
         piece = np.arange(pieces)
         column = (slice(None), None)
         index = self.index[column] * pieces + piece
@@ -89,14 +90,15 @@ class Gather:
         """The columns of a schedule.
 
         Args:
-            digraph: of which ``schedule`` uses the arcs that are not self-loops.
+            digraph: the digraph whose arcs, except self-loops, ``schedule`` uses.
             schedule: an all_gather of all ranks in order, on ``digraph.topology(...)``. It is
                 verified.
 
         Raises:
-            CollectiveError: another collective, or groups.
-            TopologyError: the schedule's network is not the digraph's, or its links differ.
-            ScheduleError: sends over paths of several links, or a schedule that is not sound.
+            CollectiveError: the collective is another one, or has groups.
+            TopologyError: the schedule's network is not the digraph's, or its links differ in
+                speed.
+            ScheduleError: sends take paths of several links, or the schedule is not sound.
         """
         checks.instance(digraph, Digraph, "digraph", TopologyError)
         checks.instance(schedule, Schedule, "schedule", ScheduleError)
@@ -117,8 +119,8 @@ class Gather:
             raise TopologyError(f"expansions need links of one alpha and bandwidth, not {topology}")
         if (schedule.edges.hops > 1).any():
             raise ScheduleError("expansions need sends over one link each; some use a longer path")
-        # A base that is not sound would make every expansion of it unsound: it is replayed once,
-        # where it is small.
+        # An unsound base would make every expansion of it unsound, so it is replayed once, while it
+        # is small.
         verify(schedule)
         arc = links[schedule.edges.first_link[schedule.edge]]
         owner, index = np.divmod(schedule.chunk.astype(np.int64), collective.chunks_per_shard)
@@ -131,10 +133,10 @@ class Gather:
         Args:
             alpha: seconds per link.
             link_bandwidth: bytes per second per link.
-            name: of the construction, for its provenance.
+            name: name of the construction, for its provenance.
         """
         digraph, sends = self.digraph, self.sends
-        # Links are the arcs without the self-loops, in the same order.
+        # Links are the arcs other than self-loops, in the same order.
         link_of = np.cumsum(digraph.tails != digraph.heads) - 1
         return Schedule.from_sends(
             digraph.topology(alpha, link_bandwidth),
@@ -152,9 +154,8 @@ class Gather:
 def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Schedule:
     """The schedule run backwards, moved back to its own network (Thm. 2).
 
-    Of an all_gather this is a reduce_scatter of equal T_L and T_B, and the other way round. On a
-    network whose links all have one that goes back, the identity will do, and the result is
-    ``schedule.reverse()``.
+    For an all_gather this is a reduce_scatter with equal T_L and T_B, and vice versa. If every link
+    of the network has a link back, the identity will do, and the result is ``schedule.reverse()``.
 
     Args:
         schedule: an all_gather or reduce_scatter of all ranks in order.
@@ -175,7 +176,7 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
         )
     count = collective.num_ranks
     image = checks.rank_permutation(reversal, count, "reversal", TopologyError)
-    # Backwards the schedule runs on the transposed network. Where that is isomorphic to the network
+    # Backwards, the schedule runs on the transposed network. If that is isomorphic to the network
     # itself, renaming the ranks by the isomorphism brings it back (Thm. 2).
     moved = rename_ranks(schedule.reverse(), image)
     if not moved.topology.has_links_of(schedule.topology):
@@ -187,7 +188,7 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
 
 
 def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
-    """The schedule in which rank r is called ``image[r]``, its shard being shard ``image[r]``.
+    """The schedule with rank r renamed ``image[r]``, and its shard likewise.
 
     Args:
         schedule: an all_gather or reduce_scatter of all ranks in order.
@@ -196,7 +197,7 @@ def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
     moved, parts = schedule.relabel(image), schedule.collective.chunks_per_shard
     if schedule.collective.is_grouped:
         raise TopologyError(f"ranks of groups keep their names: {schedule.collective}")
-    # A shard goes with its rank: without this the collective would no longer be in order.
+    # A shard is renamed with its rank; otherwise the collective would no longer be in order.
     chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
     collective = Collective(moved.collective.kind, len(image), parts)
     return dataclasses.replace(moved, collective=collective, chunk=chunk.astype(np.int32))
@@ -207,14 +208,14 @@ def split_chunks(schedule: Schedule, pieces: int) -> Schedule:
 
     Args:
         schedule: an all_gather or reduce_scatter of all ranks in order.
-        pieces: of each chunk, at least 1.
+        pieces: number of pieces of each chunk, at least 1.
     """
     pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
     collective = schedule.collective
     if pieces == 1:
         return schedule
-    # The pieces of a chunk stay together in one message: splitting changes the numbering, so that
-    # two schedules of different chunk counts can be joined, and no time.
+    # The pieces of a chunk stay together in one message. So splitting changes only the numbering,
+    # not the time, and schedules of different chunk counts can be joined.
     chunk = schedule.chunk.astype(np.int64)[:, None] * pieces + np.arange(pieces)
     return dataclasses.replace(
         schedule,
@@ -229,16 +230,16 @@ def split_chunks(schedule: Schedule, pieces: int) -> Schedule:
 
 
 def all_reduce_of(scatter: Schedule, gather: Schedule) -> Schedule:
-    """The all_reduce of a reduce_scatter and an all_gather, whatever chunks each takes.
+    """The all_reduce made of a reduce_scatter and an all_gather with any numbers of chunks.
 
     Args:
-        scatter, gather: of all ranks in order, on the same network.
+        scatter, gather: schedules of all ranks in order, on the same network.
 
     Raises:
         ScheduleError: see ``concatenate``.
     """
     parts = [schedule.collective.chunks_per_shard for schedule in (scatter, gather)]
-    # Both phases in the same, finest chunks: the least that both numbers divide.
+    # Both phases need equal chunks: their number is the least multiple of both numbers.
     shared = math.lcm(*parts)
     return concatenate(
         split_chunks(scatter, shared // parts[0]), split_chunks(gather, shared // parts[1])

@@ -1,8 +1,8 @@
-"""Expansions: larger networks, with schedules, from a small network and its schedule (Section 3.5).
+"""Expansions: larger networks, with schedules, from a small network and its schedule (Sec. 3.5).
 
-Few digraphs of low T_L and T_B are known, and they are small. An expansion makes of a digraph and
-its all_gather a larger digraph and an all_gather on it, whose cost follows from the base's
-(Table 3.3), so that a search over expansions of expansions builds nothing.
+Few digraphs of low T_L and T_B are known, and they are small. An expansion turns a digraph and its
+all_gather into a larger digraph and an all_gather on it. The cost follows from that of the base
+(Table 3.3), so a search over expansions of expansions need not build any of them.
 
 - Line graph: d times the ranks at the same degree, for one step more (Section 3.5.1).
 - Degree expansion: n times the ranks at n times the degree, for one step more (Section 3.5.2).
@@ -10,8 +10,8 @@ its all_gather a larger digraph and an all_gather on it, whose cost follows from
 - Unidirectional to bidirectional: links both ways, at no loss (Appendix A.1.6).
 - Cartesian product of different digraphs, scheduled by BFB (Definition 3, Theorem 13).
 
-The line graph of the 3 ranks with links both ways has a rank for each of the 6 links, and a rank's
-block goes where the base would send that of the rank that its link leads to.
+For example, the line graph of 3 ranks with links both ways has a rank for each of the 6 links. The
+block of such a rank goes where the base would send the block of the rank that its link leads to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Expansion(abc.ABC):
     """A mapping of (digraph, all_gather) to a larger digraph and an all_gather on it (Table 3.3).
 
     Subclasses are frozen dataclasses. ``cost`` predicts T_L and T_B of the expanded schedule
-    from those of the base's, so that a search need not build either.
+    from those of the base's, so that a search need not build either of them.
     """
 
     name: ClassVar[str]
@@ -71,11 +71,11 @@ class Expansion(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L and T_B of the expanded all_gather; upper bounds, for line graphs.
+        """T_L and T_B of the expanded all_gather; for line graphs these are upper bounds.
 
         Args:
             base: cost of the base's all_gather.
-            size, degree: of the base.
+            size, degree: size and degree of the base.
         """
 
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class Expansion(abc.ABC):
         """Chunks per shard, steps and sends of the expanded all_gather."""
 
     def vertices_of_transpose(self, base: Digraph) -> np.ndarray:
-        """The vertex of ``digraph(base)`` that each one of ``digraph(base.transpose())`` is.
+        """The vertex of ``digraph(base)`` for each vertex of ``digraph(base.transpose())``.
 
         The two digraphs are each other's transpose under this numbering; int64 of shape (size,).
         """
@@ -92,7 +92,7 @@ class Expansion(abc.ABC):
 
     @final
     def all_gather(self, base: Digraph, schedule: Schedule) -> tuple[Digraph, Schedule]:
-        """The expanded digraph and all_gather, links being those of the base.
+        """The expanded digraph and all_gather, with links as fast as those of the base.
 
         Args:
             base: the digraph.
@@ -113,28 +113,29 @@ class Expansion(abc.ABC):
     def reduce_scatter(self, base: Digraph, schedule: Schedule) -> tuple[Digraph, Schedule]:
         """The expanded digraph and reduce_scatter, by way of the transpose (Corollary 1.2).
 
-        A base that is not reverse-symmetric keeps two schedules, and so do its expansions; for
-        another, ``scatter_of`` derives this one from the all_gather.
+        A base that is not reverse-symmetric has two schedules, and so do its expansions. For a
+        reverse-symmetric base, ``scatter_of`` derives the reduce_scatter from the all_gather.
 
         Args:
             base: the digraph.
             schedule: a reduce_scatter of all ranks on ``base.topology(...)``; it is verified.
 
         Raises:
-            CollectiveError: another collective; other errors are those of ``all_gather``.
+            CollectiveError: the collective is another one; other errors are those of
+                ``all_gather``.
         """
         checks.instance(base, Digraph, "base", TopologyError)
         checks.instance(schedule, Schedule, "schedule", ScheduleError)
         if schedule.collective.traits is not ALL_GATHER.dual:
             raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
-        # Run backwards, a reduce_scatter of G is an all_gather of its transpose; expanded there and
-        # turned back, its ranks are numbered as the transposed expansion has them.
+        # Run backwards, a reduce_scatter of G is an all_gather of its transpose. Expanded there and
+        # reversed, it has the rank numbers of the transposed expansion.
         _, gather = self.all_gather(base.transpose(), schedule.reverse())
         return self.digraph(base), rename_ranks(gather.reverse(), self.vertices_of_transpose(base))
 
 
 def scatter_of(digraph: Digraph, schedule: Schedule) -> Schedule:
-    """The reduce_scatter on the same network as an all_gather, and as fast (Theorem 2).
+    """A reduce_scatter on the network of an all_gather, equally fast (Theorem 2).
 
     Raises:
         TopologyError: the digraph is not isomorphic to its transpose.
@@ -149,7 +150,7 @@ class Bidirectional(Expansion):
 
     One half of each shard follows A, the other the image of A under an isomorphism from G to its
     transpose, over the reversed links. The degree doubles; T_L and T_B stay. Bandwidth optimality
-    is kept, Moore optimality need not be.
+    is preserved; Moore optimality may be lost.
     """
 
     name: ClassVar[str] = "bidirectional"
@@ -172,12 +173,12 @@ class Bidirectional(Expansion):
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
         digraph, send = base.digraph, base.sends
-        # A shard is cut in two: one half follows A, the other the image of A under an isomorphism
-        # from G to its transpose. So both halves take T_L steps, each over links of its own.
+        # A shard is cut in two: one half follows A, the other half follows the image of A under an
+        # isomorphism from G to its transpose. So both take T_L steps, each over separate links.
         image = find_reversal(digraph)
         number = arc_numbers(*both_ways_arcs(digraph))
-        # The isomorphism sends arc (u, v) of G to an arc of the transpose: as an arc of G, from the
-        # image of v to that of u.
+        # The isomorphism maps arc (u, v) of G to an arc of the transpose. As an arc of G, that
+        # leads from the image of v to the image of u.
         reversed_arc = arc_numbers(image[digraph.heads], image[digraph.tails])
         there = Sends(send.step, number[send.arc], send.owner, send.index)
         back = Sends.of(
@@ -193,17 +194,17 @@ class Bidirectional(Expansion):
 class DegreeExpansion(Expansion):
     """(G, A) to (G * n, A_G*n) for a digraph without self-loops (Definitions 2, 13).
 
-    Data of copy j of a rank stays among copies j and leaves for copy i on the last arc of its
-    path. In a last step the copies of a rank, which still lack each other's shards, receive them
-    from all nd in-neighbours in equal parts.
+    Data of copy j of a rank stays among copies j, and goes to copy i on the last arc of its path.
+    In a last step the copies of a rank, which still lack each other's shards, receive them from all
+    nd in-neighbours in equal parts.
 
     T_L grows by 1, T_B by (n - 1)/(nN) (Theorem 11): bandwidth optimality is kept (Cor. 11.1).
 
     Attributes:
-        copies: n, at least 2.
+        copies: the number n of copies, at least 2.
 
     Raises:
-        TopologyError: fewer copies.
+        TopologyError: there are fewer copies.
     """
 
     copies: int
@@ -230,9 +231,9 @@ class DegreeExpansion(Expansion):
         chunks = math.lcm(base.chunks, ports)
         number = arc_numbers(*degree_expansion_arcs(base.digraph, n))
         send = base.sends.split(chunks // base.chunks)
-        # Axes: send, copy j that its data belongs to, copy i of its receiver.
-        # All copies of a send run at once: the data of copy j uses arcs out of copies j alone, so
-        # that no two copies meet on one.
+        # The axes are: send, copy j to which its data belongs, copy i of its receiver.
+        # All copies of a send run at once: the data of copy j uses only arcs out of copies j, so no
+        # two copies meet on an arc.
         source, target = np.arange(n)[:, None], np.arange(n)
         every = (slice(None), None, None)
         within = Sends.of(
@@ -241,7 +242,8 @@ class DegreeExpansion(Expansion):
             send.owner[every] * n + source,
             send.index[every],
         )
-        # Axes: vertex, its copies i and j, in-arc of copy j, chunk of the part that this arc takes.
+        # The axes are: vertex, its copies i and j, in-arc of copy j, chunk of the part that this
+        # arc takes.
         vertex = np.arange(base.digraph.size).reshape(-1, 1, 1, 1, 1) * n
         part = chunks // ports
         last = Sends.of(
@@ -250,7 +252,7 @@ class DegreeExpansion(Expansion):
             vertex + np.arange(n).reshape(-1, 1, 1, 1),
             np.arange(chunks).reshape(ports, part),
         )
-        # A copy needs the shards of the other copies of its rank, and not its own.
+        # A copy needs the shards of the other copies of its rank, but not its own.
         last = last.where(expanded.heads[last.arc] != last.owner)
         return chunks, base.steps + 1, Sends.joined([within, last])
 
@@ -284,10 +286,10 @@ class LineGraph(Expansion):
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
         digraph, degree = base.digraph, base.digraph.degree
         # The base sends over arcs of G, which are ranks here. A first step brings each shard from
-        # its rank v'v to all ranks vu: from there it goes the ways that v's shard goes in A.
+        # its rank v'v to all ranks vu; from there it takes the ways of v's shard in A.
         links = expanded.links[:, None]
         first = Sends.of(0, links, expanded.tails[links], np.arange(base.chunks))
-        # Axes: send, arc v'v into the owner v of its chunk, arc ww' out of its receiver w.
+        # The axes are: send, arc v'v into the owner v of its chunk, arc ww' out of its receiver w.
         send = base.sends
         source = digraph.in_arcs[send.owner][:, :, None]
         arc = (send.arc[:, None] * degree + np.arange(degree))[:, None, :]
@@ -302,7 +304,7 @@ class LineGraph(Expansion):
 
 
 def line_graph_power_cost(base: Cost, size: int, degree: int, times: int) -> Cost:
-    """T_L + k, and T_B + d/(d-1) (1/N - 1/(d^k N)) at most, of L^k(G) (Corollary 7.1)."""
+    """The cost of L^k(G): T_L + k, and at most T_B + d/(d-1) (1/N - 1/(d^k N)) (Corollary 7.1)."""
     expansion = LineGraph()
     for _ in range(times):
         base, size = expansion.cost(base, size, degree), size * degree
@@ -311,7 +313,7 @@ def line_graph_power_cost(base: Cost, size: int, degree: int, times: int) -> Cos
 
 @dataclasses.dataclass(frozen=True)
 class CartesianPower(Expansion):
-    """(G, A) to (G^n, A_G^n): one dimension after another, each n-th of a shard in its own order.
+    """(G, A) to (G^n, A_G^n): dimension by dimension, each n-th of a shard in its own order.
 
     Part i of every shard is gathered along dimension i first, then along i + 1, and so on around
     (Definition 14), so that all dimensions are busy in every step.
@@ -320,10 +322,10 @@ class CartesianPower(Expansion):
     optimality is kept (Corollary 12.1).
 
     Attributes:
-        exponent: n, at least 2.
+        exponent: the exponent n, at least 2.
 
     Raises:
-        TopologyError: a smaller exponent.
+        TopologyError: the exponent is smaller.
     """
 
     exponent: int
@@ -343,8 +345,8 @@ class CartesianPower(Expansion):
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
         ranks = size**self.exponent
-        # From the optimum (N - 1)/N of N ranks to that of N^n: a base that takes more time than
-        # its optimum keeps the ratio.
+        # The factor from the optimum (N - 1)/N of N ranks to that of N^n ranks. A base that takes
+        # longer than its optimum keeps the ratio.
         factor = Fraction(size * (ranks - 1), (size - 1) * ranks)
         return Cost(base.steps * self.exponent, base.inverse_bandwidth * factor)
 
@@ -355,19 +357,20 @@ class CartesianPower(Expansion):
         return base.chunks * n, base.steps * n, Sends.joined(parts)
 
     def _phase(self, base: Gather, number: np.ndarray, part: int, phase: int) -> Sends:
-        """A phase of one part: blocks gathered along earlier dimensions move along the next."""
+        """A phase of one part: blocks gathered along earlier dimensions move along the next one."""
         n, side, send = self.exponent, base.digraph.size, base.sends
         stride = [side ** (n - 1 - d) for d in range(n)]
         dimension = (part + phase) % n
-        # Part i starts along dimension i: in every phase the n parts use n different dimensions,
-        # each dimension's links for one part, so that no link idles (Definition 14).
+        # Part i starts along dimension i. So in every phase the n parts use n different dimensions,
+        # one part per dimension, and no link idles (Definition 14).
         gathered = [(part + earlier) % n for earlier in range(phase)]
         vertices = np.arange(side**n).reshape((side,) * n)
-        # Axes: line along the dimension, send, origin along the dimensions gathered before.
+        # The axes are: line along the dimension, send, origin along the dimensions gathered before.
         lines = np.moveaxis(vertices, dimension, -1).reshape(-1, side)
         first_arc = (dimension * len(lines) + np.arange(len(lines))) * base.digraph.num_arcs
-        # A rank has by now the shards of all that differ from it in gathered dimensions alone: its
-        # own place with these coordinates 0, and what each value of them adds to that.
+        # A rank now has the shards of all ranks that differ from it only in gathered dimensions.
+        # These are its own place with those coordinates set to 0, plus the offset of each of their
+        # values.
         cleared = lines - sum(lines // stride[d] % side * stride[d] for d in gathered)
         block = np.zeros(1, np.int64)
         for d in gathered:
@@ -381,10 +384,10 @@ class CartesianPower(Expansion):
 
 
 def bfb_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
-    """The optimal BFB all_gather of a digraph, with as many chunks as it takes to be exact.
+    """The optimal BFB all_gather of a digraph, with enough chunks to be exact.
 
     Args:
-        digraph: any.
+        digraph: any digraph.
         alpha: seconds per link.
         link_bandwidth: bytes per second per link.
     """
@@ -399,14 +402,14 @@ def product_all_gather(
     """The product of digraphs and its optimal BFB all_gather; factors need no schedules.
 
     Raises:
-        TopologyError: no factors, or a product that is too large.
+        TopologyError: there are no factors, or the product is too large.
     """
     digraph = cartesian_product(*factors)
     return digraph, bfb_all_gather(digraph, alpha, link_bandwidth)
 
 
 def product_cost(factors: Sequence[Digraph], costs: Sequence[Cost]) -> Cost | None:
-    """T_L and T_B of the BFB all_gather of a product, where a theorem gives them; otherwise None.
+    """T_L and T_B of the BFB all_gather of a product, if a theorem gives them; otherwise None.
 
     If all factors are simple and have bandwidth-optimal BFB schedules, T_L is the sum of theirs
     and T_B = (N - 1)/N (Theorem 13). Parallel arcs break the proof: UniRing(2,4) x UniRing(1,3)
@@ -414,10 +417,10 @@ def product_cost(factors: Sequence[Digraph], costs: Sequence[Cost]) -> Cost | No
 
     Args:
         factors: the digraphs.
-        costs: of the BFB schedule of each.
+        costs: the cost of the BFB schedule of each factor.
 
     Raises:
-        TopologyError: not one cost per factor.
+        TopologyError: there is not one cost per factor.
     """
     if len(factors) != len(costs) or not factors:
         raise TopologyError(

@@ -1,9 +1,9 @@
 """Networks of an abelian group: ranks are its elements, and every rank r has links to r + s.
 
-Adding an element moves the network onto itself, so whatever holds of rank 0 holds of every rank: a
-distance is a distance from 0, and an all_gather is one rank's tree, moved. That is what lets
-millions of ranks be computed with, of whom no list of links is ever made. A torus of 4 x 4 is
-Z_4 x Z_4 with the offsets (1, 0), (3, 0), (0, 1) and (0, 3).
+Adding an element moves the network onto itself, so every fact about rank 0 holds for every rank:
+every distance is a distance from 0, and an all_gather is the tree of one rank, moved. That makes
+networks of millions of ranks feasible, since no list of links is ever made. For example, a torus of
+4 x 4 is Z_4 x Z_4 with the offsets (1, 0), (3, 0), (0, 1) and (0, 3).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
-_MOST_SIDE = 2**22  # as many ranks as a ``Topology`` may have
+_MOST_SIDE = 2**22  # the most ranks that a ``Topology`` may have
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupNetwork:
-    """The Cayley digraph of Z_m1 x ... x Z_mk for some offsets, equal ones being parallel links.
+    """The Cayley digraph of Z_m1 x ... x Z_mk for some offsets; equal ones are parallel links.
 
-    Every translation maps the network onto itself, so that one rank stands for all. Rings, tori,
+    Every translation maps the network onto itself, so one rank represents all ranks. Rings, tori,
     twisted tori, hypercubes, circulants, complete graphs and products of these are such networks.
     Ranks are numbered as on a grid of shape ``moduli``, the last coordinate fastest.
 
     Attributes:
         moduli: m1, ..., mk, each at least 1.
-        offsets: one per link out of a rank, a tuple of k integers each, taken modulo ``moduli``.
+        offsets: one tuple of k integers, modulo ``moduli``, per link out of a rank.
         alpha: seconds per link.
         bandwidth: bytes per second per link.
         name: a label for tables.
 
     Raises:
-        TopologyError: no moduli, an offset of another length or of 0, offsets from which some rank
-            cannot be reached, or more than 4,194,304 ranks.
+        TopologyError: there are no moduli, an offset has another length or is 0, some rank cannot
+            be reached by offsets, or there are more than 4,194,304 ranks.
     """
 
     moduli: tuple[int, ...]
@@ -79,8 +79,8 @@ class GroupNetwork:
             bandwidth=speed(self.bandwidth),
             name=checks.text(self.name, "name", TopologyError),
         )
-        # Offsets and moduli together span a sublattice of the integers; the ranks fall into as many
-        # parts as its index, the product of its invariant factors.
+        # Offsets and moduli together span a sublattice of the integer points. The number of
+        # separate parts of the network is its index, the product of its invariant factors.
         basis = np.diag(moduli).tolist()
         index = math.prod(_smith_form([*basis, *map(list, offsets)])[0])
         if index > 1:
@@ -93,7 +93,7 @@ class GroupNetwork:
 
     @classmethod
     def torus(cls, *sides: int, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> GroupNetwork:
-        """A torus: a link each way along each side; one link each way along a side of 2."""
+        """A torus: one link each way along each side, and no second one along a side of 2."""
         sides = checks.integers(sides, "sides", TopologyError, least=1)
         offsets = []
         for d, side in enumerate(sides):
@@ -109,8 +109,8 @@ class GroupNetwork:
         """C(n, {a1, ..., ak}): links r -> r + a and r -> r - a (Def. 18).
 
         Raises:
-            TopologyError: offsets that do not connect the ranks, or an offset of n/2, whose two
-                links would be one; the message names the offsets that do.
+            TopologyError: the offsets do not connect the ranks, or an offset is n/2, whose two
+                links would be one; the message names offsets that work.
         """
         n = checks.integer(n, "n", TopologyError, least=2, most=MAX_VERTICES)
         steps = checks.integers(offsets, "offsets", TopologyError, least=1, most=n - 1)
@@ -139,10 +139,11 @@ class GroupNetwork:
         Jouppi et al., ISCA 2023).
 
         Args:
-            sides: in this order, k at least 2.
+            sides: the sides in this order, with k at least 2.
 
         Raises:
-            TopologyError: other sides; the message names some that are nearest.
+            TopologyError: the sides are others; the message names the nearest ones that are
+                allowed.
         """
         sides = checks.integers(sides, "sides", TopologyError, least=1, most=_MOST_SIDE)
         k = max(sides[0], 2) if sides else 2
@@ -171,14 +172,14 @@ class GroupNetwork:
     ) -> GroupNetwork:
         """The grid of all integer points modulo a lattice, with links both ways along each axis.
 
-        Where both lead to the same rank, they are one link.
+        If both lead to the same rank, they are one link.
 
         Args:
             rows: k rows of k integers that span the lattice; their determinant is the number of
                 ranks, up to its sign.
 
         Raises:
-            TopologyError: rows that are not square or that have no full rank.
+            TopologyError: the rows are not square or do not have full rank.
         """
         matrix = [
             list(checks.integers(row, f"rows[{i}]", TopologyError))
@@ -187,8 +188,8 @@ class GroupNetwork:
         if not matrix or any(len(row) != len(matrix) for row in matrix):
             raise TopologyError(f"rows must be k rows of k integers, got {checks.shown(rows)}")
         # The quotient of the integer points by a lattice is a product of cyclic groups, whose
-        # orders are the invariant factors of its rows; the change of basis says where each axis
-        # leads in that product.
+        # orders are the invariant factors of the rows. The change of basis tells where each axis
+        # leads in it.
         diagonal, change = _smith_form(matrix)
         if 0 in diagonal:
             raise TopologyError(f"rows must span a lattice of full rank, got {checks.shown(rows)}")
@@ -219,7 +220,7 @@ class GroupNetwork:
         """The rank r + offset for every rank r, int32 of shape (ranks,).
 
         Raises:
-            TopologyError: an offset that is not one integer per modulus.
+            TopologyError: the offset is not one integer per modulus.
         """
         offset = checks.integers(offset, "offset", TopologyError)
         if len(offset) != len(self.moduli):
@@ -244,7 +245,7 @@ class GroupNetwork:
     def topology(self) -> Topology:
         """The network with one row per link, for sizes at which that is affordable."""
         n = self.num_ranks
-        # Links offset by offset, not rank by rank: ``Topology`` puts them in its own order.
+        # Links are listed offset by offset; ``Topology`` puts them in its own order.
         heads = self.ahead.ravel()
         units = np.eye(len(self.moduli), dtype=int).tolist()
         translations = [
@@ -266,7 +267,7 @@ class GroupNetwork:
 
 
 def _nearest_offset(n: int, steps: tuple[int, ...], bad: int) -> str:
-    """Advice: the offset nearest to a bad one with which C(n, ...) is a connected circulant."""
+    """Advice for an error: the nearest offset with which C(n, ...) is a connected circulant."""
     kept = [step for step in steps if step != bad]
     for other in sorted(range(1, (n + 1) // 2), key=lambda step: abs(step - bad)):
         if other not in kept and math.gcd(n, other, *kept) == 1:
@@ -288,8 +289,8 @@ def _smith_form(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
             ]
             if not entries:
                 break
-            # The least entry as pivot: every round that leaves a remainder leaves a smaller one, so
-            # the loop ends, and numbers stay small.
+            # The least entry is the pivot. Every round that leaves a remainder leaves a smaller
+            # one, so the loop ends, and numbers stay small.
             _, i, j = min(entries)
             a[d], a[i] = a[i], a[d]
             for row in (*a, *v):

@@ -1,7 +1,7 @@
-"""All-gathers on networks of an abelian group, kept as the tree of one rank.
+"""All-gathers on networks of an abelian group, stored as the tree of one rank.
 
 The shard of rank 0 reaches rank r by some links; the shard of rank q reaches q + r by the same
-links moved by q. So a table of ranks x chunks says all, where a schedule would have ranks squared.
+links moved by q. So a table of ranks x chunks suffices, while a schedule would need ranks squared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxcoll.synth.direct_connect.bfb_links import WORD, by_distance, group_jobs
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 
 _MOST_SENDS = 2**31 - 1
-_MOST_CHUNKS = 2**27  # of all ranks: rows of the table, of which one takes five bytes
+_MOST_CHUNKS = 2**27  # chunks of all ranks, which are rows of five bytes in the table
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -34,10 +34,11 @@ class GroupSchedule:
         network: the network.
         step: the step in which each rank receives rank 0's shard, -1 for rank 0 itself, an integer
             column of shape (ranks,).
-        via: which offset brings it each chunk, uint8 of shape (ranks, chunks); row 0 is unused.
+        via: number of the offset that brings each chunk to each rank, uint8 of shape (ranks,
+            chunks); row 0 is unused.
 
     Raises:
-        ScheduleError: columns of other shapes, or numbers out of range.
+        ScheduleError: columns have other shapes, or numbers are out of range.
     """
 
     network: GroupNetwork
@@ -63,7 +64,7 @@ class GroupSchedule:
 
     @property
     def chunks_per_shard(self) -> int:
-        """P, chunks per shard."""
+        """Number of chunks per shard, P."""
         return self.via.shape[1]
 
     @property
@@ -74,16 +75,17 @@ class GroupSchedule:
     def verify(self) -> None:
         """Prove that every rank receives every chunk once, from a rank that has it by then.
 
-        For rank 0's chunks it is checked; by translation it then holds for the chunks of any rank,
-        all of which run at the same time, as links take the chunks of all ranks in one message.
+        The check is for rank 0's chunks; by translation the result holds for the chunks of any
+        rank. All of them run at the same time, as links take the chunks of all ranks in one
+        message.
 
         Raises:
-            ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
+            ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first error.
         """
         if self.step[0] != -1 or (self.step[1:] < 0).any():
             raise ScheduleError("step must be -1 for rank 0 and at least 0 for all others")
-        # The sender of a chunk to rank r is r less an offset: it has the chunk of rank 0 since its
-        # own step.
+        # The sender of a chunk to rank r is r less an offset, and has received the chunk of rank 0
+        # in its own step.
         bad = _first_early(self.network.behind, self.step, self.via)
         if bad >= 0:
             rank, chunk = divmod(bad, self.chunks_per_shard)
@@ -100,16 +102,16 @@ class GroupSchedule:
     def loads(self) -> np.ndarray:
         """Chunks over each link of an offset in each step, int64 of shape (steps, degree).
 
-        All links of one offset carry equally much.
+        All links of one offset carry the same number.
         """
-        # Translations take the links of an offset to one another: the tree of rank 0, moved by all
-        # ranks, puts on each of them what rank 0's tree puts on all of them together.
+        # Translations map the links of an offset to one another. So the trees of all ranks together
+        # load each of these links as much as rank 0's tree loads all of them together.
         found = np.zeros((self.num_steps, self.network.degree), np.int64)
         _count(self.step, self.via, found)
         return found
 
     def cost(self) -> Cost:
-        """T_L and T_B (3.2); of the reduce_scatter run backwards, too, and twice for all_reduce."""
+        """T_L and T_B (3.2); the same for the reversed reduce_scatter, and twice for all_reduce."""
         parts = self.chunks_per_shard * self.network.num_ranks
         busiest = int(self.loads().max(axis=1).sum())
         return Cost(self.num_steps, Fraction(busiest * self.network.degree, parts))
@@ -118,7 +120,7 @@ class GroupSchedule:
         """The same all_gather with one row per send.
 
         Raises:
-            CollectiveError: more than 2**31 - 1 sends.
+            CollectiveError: there are more than 2**31 - 1 sends.
         """
         network, chunks = self.network, self.chunks_per_shard
         n = network.num_ranks
@@ -128,15 +130,14 @@ class GroupSchedule:
                 f"than {_MOST_SENDS} that a Schedule can hold"
             )
         topology = network.topology()
-        # The link of every offset out of every rank; parallel ones, of equal offsets, in order.
+        # The link of every offset out of every rank; parallel links of equal offsets are in order.
         key, links = topology.src.astype(np.int64) * n + topology.dst, []
         for i, offset in enumerate(network.offsets):
             ends = np.arange(n) * n + network.ahead[i]
             links.append(np.searchsorted(key, ends) + network.offsets[:i].count(offset))
         rank, chunk = (column.ravel() for column in np.indices((n - 1, chunks)))
         step, offset = self.step[1 + rank], self.via[1 + rank, chunk]
-        # Rank q's tree is rank 0's with q added to every rank; a link of an offset stays one of
-        # that offset.
+        # Rank q's tree is rank 0's tree with q added to every rank; links keep their offsets.
         moved = np.stack([network.shifted(where) for where in np.ndindex(*network.moduli)])
         sender = network.behind[offset, 1 + rank]
         return Schedule.from_sends(
@@ -163,8 +164,8 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
         chunks: chunks per shard; the fewest with which rounding loses no bandwidth when omitted.
 
     Raises:
-        TopologyError: fewer than two ranks, or more than 255 links per rank.
-        CollectiveError: chunks is not at least 1, or all ranks together have more than 2**27.
+        TopologyError: there are fewer than two ranks, or more than 255 links per rank.
+        CollectiveError: chunks is below 1, or all ranks together have more than 2**27.
     """
     checks.instance(network, GroupNetwork, "network", TopologyError)
     chunks = checks.optional(chunks, checks.integer, "chunks", CollectiveError, least=1)
@@ -172,7 +173,7 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
         raise TopologyError(f"group_bfb takes 2 ranks or more and 255 links each, not {network}")
     hops, sets = _usable(network)
     if chunks is None:
-        # Shares of links are fractions of shards: with fewer chunks some step would round one up.
+        # Links carry fractions of shards; with fewer chunks some step would round one up.
         chunks = common_denominator(_shares(hops, sets, network.degree))
     if chunks * len(hops) > _MOST_CHUNKS:
         raise CollectiveError(
@@ -187,7 +188,7 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
 def group_cost(network: GroupNetwork) -> Cost:
     """T_L and T_B of the best BFB all_gather on a network of an abelian group (3.2).
 
-    As ``bfb_cost`` of its topology, which is not made.
+    The same as ``bfb_cost`` of its topology, which is not made.
     """
     checks.instance(network, GroupNetwork, "network", TopologyError)
     if network.num_ranks == 1:
@@ -197,7 +198,7 @@ def group_cost(network: GroupNetwork) -> Cost:
 
 
 def _usable(network: GroupNetwork) -> tuple[np.ndarray, np.ndarray]:
-    """Hops from rank 0 to every rank, and the last links of its shortest paths as sets."""
+    """Hops from rank 0 to every rank, and the sets of last links of the shortest paths."""
     hops = _hops(network.ahead)
     sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
     usable_links(hops[network.behind], np.arange(network.degree), hops, sets)
@@ -216,7 +217,7 @@ def _hops(ahead):
     """Hops from rank 0 to every rank, int32 of shape (ranks,)."""
     degree, n = ahead.shape
     hops = np.full(n, -1, np.int32)
-    # From rank 0 alone: the distance from q to r is that from 0 to r - q.
+    # Only from rank 0, since the distance from q to r is that from 0 to r - q.
     queue = np.empty(n, np.int32)
     hops[0] = queue[0] = 0
     first, last = 0, 1
@@ -258,7 +259,7 @@ def _deliver(hops, sets, links, chunks, via):
 
 @kernel(cache=True)
 def _first_early(behind, step, via):
-    """The first (rank, chunk), as rank x chunks + chunk, whose sender does not have it; or -1."""
+    """The first rank x chunks + chunk whose sender does not have the chunk yet; or -1."""
     chunks = via.shape[1]
     for r in range(1, len(step)):
         for k in range(chunks):

@@ -1,12 +1,13 @@
 """All_gathers of small digraphs for which BFB is not optimal, and the search that found them.
 
-An all_gather is bandwidth-optimal if all links carry equally much in every step and no rank is sent
-a chunk twice or its own (Theorem 5). Unlike those of BFB, chunks may wait and take detours, so an
-integer program finds some where BFB has none.
+An all_gather is bandwidth-optimal if all links carry equal amounts in every step and no rank is
+sent a chunk twice or its own chunk (Theorem 5). Unlike in BFB, chunks may wait and take detours, so
+an integer program finds such schedules where BFB has none.
 
-Digraphs that are not isomorphic to their transpose keep a second one, of the transpose, which is
-their reduce_scatter run backwards (Corollary 1.2). The integer program found them in less than 20 s
-each, but for DBJMod(2,4), which took half a minute. They are kept as text.
+Digraphs that are not isomorphic to their transpose have a second schedule, an all_gather of the
+transpose, which is their reduce_scatter run backwards (Corollary 1.2). The integer program found
+each of them in less than 20 s, except for DBJMod(2,4), which took half a minute. They are stored as
+text.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_brui
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 _MOST_MOVES = 30_000
-_MOST_SYMMETRIES = 64  # translations of a digraph; a larger group is not enumerated, and not used
+_MOST_SYMMETRIES = 64  # translations of a digraph; a larger group is not enumerated or used
 
 Move = tuple[int, int, int, int]  # representative source, chunk, arc, step
 
@@ -38,21 +39,21 @@ Move = tuple[int, int, int, int]  # representative source, chunk, arc, step
 def balanced_all_gather(
     digraph: Digraph, steps: int, chunks: int, seconds: float = 60.0
 ) -> Gather | None:
-    """A bandwidth-optimal all_gather of so many steps and chunks per shard; None if none exists.
+    """A bandwidth-optimal all_gather with given steps and chunks per shard; None if none exists.
 
-    Of sources that automorphisms take to one another one is searched, and the sends of the others
-    are its images. That may miss schedules that are not symmetric; without ``generators``, or
-    where an automorphism other than the identity keeps a vertex, all sources are searched.
+    Only one of the sources that automorphisms map to one another is searched, and the sends of the
+    others are its images. That may miss schedules that are not symmetric. Without ``generators``,
+    or if an automorphism other than the identity fixes a vertex, all sources are searched.
 
     Args:
-        digraph: small, without self-loops.
-        steps: T_L.
-        chunks: per shard; all links carry (N - 1) chunks / d, which must be whole.
+        digraph: a small digraph without self-loops.
+        steps: number of steps, T_L.
+        chunks: chunks per shard; all links carry (N - 1) chunks / d, which must be whole.
         seconds: time limit of the solver.
 
     Raises:
-        TopologyError: self-loops, chunks that links cannot share equally, a digraph too large to
-            search, or no answer in time.
+        TopologyError: there are self-loops, links cannot share the chunks equally, the digraph is
+            too large to search, or there is no answer in time.
     """
     checks.instance(digraph, Digraph, "digraph", TopologyError)
     steps = checks.integer(steps, "steps", TopologyError, least=1)
@@ -65,7 +66,7 @@ def balanced_all_gather(
             f"equally; take a multiple of {digraph.degree} chunks"
         )
     group = _symmetries(digraph)
-    # One source per orbit, the least: its sends, moved by the group, are those of all others, which
+    # The least source of each orbit represents it: the group moves its sends to all others. That
     # divides the program's size by that of the group.
     sources = np.unique(group.min(axis=0))
     moves = _moves(digraph, sources, steps, chunks)
@@ -74,7 +75,8 @@ def balanced_all_gather(
             f"a search is for small digraphs: {digraph} has {len(moves)} sends to choose from in "
             f"{steps} steps of {chunks} chunks per shard, more than {_MOST_MOVES}"
         )
-    # A column per send, 1 where it is made, and one per step: what every link carries then.
+    # There is one column per send, which is 1 if it is made, and one per step, the load of every
+    # link.
     program = Program()
     program.add_variables(len(moves), high=1, integer=True)
     loads = program.add_variables(steps, high=chunks * digraph.size, integer=True).tolist()
@@ -87,13 +89,13 @@ def balanced_all_gather(
         raise TopologyError(f"no all_gather of {digraph} was found in {seconds} s; allow more")
     chosen = [move for move, taken in zip(moves, answer.found, strict=False) if taken]
     source, chunk, arc, step = np.asarray(chosen).T
-    # Back from the representatives to all sources: every automorphism moves the sends of each.
+    # From the representatives to all sources: every automorphism moves the sends of each.
     arcs = _arc_images(digraph, group)[:, arc]
     return Gather(digraph, chunks, steps, Sends.of(step, arcs, group[:, sources[source]], chunk))
 
 
 def _symmetries(digraph: Digraph) -> np.ndarray:
-    """The group that the generators make, if only the identity keeps a vertex; (group, N)."""
+    """The group that the generators span, if only the identity fixes a vertex; (group, N)."""
     vertices = np.arange(digraph.size)
     found: set[tuple[int, ...]] = {tuple(vertices.tolist())}
     queue: list[np.ndarray] = [vertices]
@@ -113,7 +115,7 @@ def _symmetries(digraph: Digraph) -> np.ndarray:
 
 
 def _moves(digraph: Digraph, sources: np.ndarray, steps: int, chunks: int) -> list[Move]:
-    """Sends that may be of use: not to the source, nor before data can be at the tail."""
+    """Sends that may be useful: not to the source, and not before data can be at the tail."""
     distances = digraph.distances(sources)
     return [
         (s, chunk, arc, step)
@@ -127,7 +129,7 @@ def _moves(digraph: Digraph, sources: np.ndarray, steps: int, chunks: int) -> li
 
 
 def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move], chunks) -> None:
-    """Every vertex receives every chunk of another once, and sends none before."""
+    """Add rows: every vertex receives every other vertex's chunks once, before it sends them."""
     into: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for m, (s, chunk, arc, _) in enumerate(moves):
         into[s, chunk, int(digraph.heads[arc])].append(m)
@@ -136,8 +138,8 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
             for v in set(range(digraph.size)) - {source}:
                 columns = into[s, chunk, v]
                 program.add_row(columns, [1.0] * len(columns), 1, 1)
-    # Every send waits for one of all sends into its tail: the largest part of the program, counted
-    # before it is written.
+    # Every send waits for one of all sends into its tail. This is the largest part of the program,
+    # so it is counted before it is written.
     check_entries(len(moves) * max(map(len, into.values())))
     for m, (s, chunk, arc, step) in enumerate(moves):
         u = int(digraph.tails[arc])
@@ -150,11 +152,11 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
 def _add_loads(
     program: Program, digraph: Digraph, group, moves: list[Move], loads: list[int]
 ) -> None:
-    """In every step all arcs carry equally many chunks; a column per step says how many.
+    """Add rows: in every step all arcs carry as many chunks as the column of the step says.
 
     An arc carries as many chunks as the representative sources send over all its images.
     """
-    # An arc is known by the least of its images: loads are counted there for all of them.
+    # The least image of an arc represents it: loads of all its images are counted there.
     orbit = _arc_images(digraph, group).min(axis=0)
     over: dict[tuple[int, int], list[int]] = defaultdict(list)
     for m, (_, _, arc, step) in enumerate(moves):
@@ -162,8 +164,8 @@ def _add_loads(
     for arc in np.unique(orbit).tolist():
         for step, load in enumerate(loads):
             columns = over[arc, step]
-            # Equal loads in every step, and every chunk received once: T_B is the optimum (N - 1) /
-            # N (Thm. 5).
+            # If loads are equal in every step and every chunk is received once, T_B is the optimum
+            # (N - 1) / N (Thm. 5).
             program.add_row([*columns, load], [1.0] * len(columns) + [-1.0], 0, 0)
 
 
@@ -172,8 +174,9 @@ def _arc_images(digraph: Digraph, group: np.ndarray) -> np.ndarray:
     return np.stack([arc_numbers(image[digraph.tails], image[digraph.heads]) for image in group])
 
 
-# One row per vertex, one word per chunk of its shard, one character per vertex u: step * d + i, in
-# base 36, if u receives the chunk over its i-th in-arc in that step; a point at the vertex itself.
+# There is one row per vertex, one word per chunk of its shard, and one character per vertex u: step
+# * d + i, in base 36, if u receives the chunk over its i-th in-arc in that step. A point stands for
+# the vertex itself.
 _ROWS = {
     "Diamond": """
         .0024244 .0022254
@@ -306,7 +309,8 @@ def base_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> 
     """The best known all_gather of a base: a searched one of Table A.3, else the best BFB one.
 
     Args:
-        digraph: any; the searched ones are ``diamond()`` and ``modified_de_bruijn(...)``.
+        digraph: any digraph; schedules were searched for ``diamond()`` and
+            ``modified_de_bruijn(...)``.
         alpha: seconds per link.
         link_bandwidth: bytes per second per link.
     """
@@ -325,7 +329,7 @@ def base_cost(digraph: Digraph) -> Cost:
 
 
 def searched_all_gather(digraph: Digraph) -> Gather | None:
-    """The searched all_gather of a digraph, if it is one of those kept here."""
+    """The searched all_gather of a digraph, if one is stored here."""
     for name, known in _digraphs().items():
         if (
             (known.size, known.degree) == (digraph.size, digraph.degree)

@@ -1,10 +1,11 @@
-"""Trees that are packed into hosts: Blink's, and the hierarchical ones of NCCL and RCCL.
+"""Trees packed into hosts: those of Blink, and the hierarchical trees of NCCL and RCCL.
 
-Blink packs as many trees from one root as the network holds: on three ranks in a triangle of equal
-links the root has two, one that starts at each of its links, and either carries half of the data.
+Blink packs as many trees from one root as the network holds. For example, on three ranks in a
+triangle of equal links the root has two trees, one starting at each of its links, and each carries
+half of the data.
 
-A hierarchical tree is a chain inside every host, and across hosts two trees, in each of which half
-of the hosts are leaves: what every host sends and receives is even, and the depth logarithmic.
+Hierarchical trees have a chain inside every host and two trees across hosts, each with half of the
+hosts as leaves. So all hosts send and receive equal amounts, and the depth is logarithmic.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from jaxcoll.synth.trees.pipeline import Tree, all_reduce, double_binary_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
-_MOST_ROOTS = 2**19  # work to find the root of all trees
+_MOST_ROOTS = 2**19  # the most work to find the root of all trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,24 +53,25 @@ class Blink(Synthesizer):
     Wang, Venkataraman, Phanishayee, Devanur, Thelin and Stoica, "Blink: Fast and generic
     collectives for distributed ML" (MLSys 2020), as ForestColl's authors rebuilt it (dissertation,
     Sec. 4.6.2). The root can broadcast at the rate of the least of its maximum flows to the other
-    ranks (Edmonds, 1973), and trees that do are packed exactly, where Blink approximates.
+    ranks (Edmonds, 1973), and trees that attain this rate are packed exactly, where Blink
+    approximates.
     All_reduce is a reduce to the root and a broadcast from it. The certificate says how long a byte
-    takes on the link with most of both; pieces that follow closely take no longer, unless traffic
-    up, which waits for nothing, crowds traffic down out of the switches that they share.
+    takes on the link with most traffic of both. Pieces that follow closely take no longer, unless
+    traffic up, which waits for nothing, crowds traffic down out of the switches that they share.
 
     Blink itself knows no switches. They are removed as ForestColl does, losing nothing
     ("Blink+Switch" in Fig. 4.10), or replaced by preset connections, as TACCL and TACOS do.
 
     Attributes:
-        root: of an all_reduce; the rank that is fastest when None.
+        root: the root of an all_reduce; the fastest rank when None.
         degree: how switches are replaced: None to remove them exactly, otherwise every port is
             joined to the next ``degree`` ports (see ``jaxcoll.synth.building.switch_unwinding``).
-        k: trees from the root; None for as many as the optimum needs, or, where those do not divide
-            the chunks, the fastest of up to 16 that do.
-        pieces: messages each tree edge's load is cut into at most; None for one chunk each.
+        k: number of trees from the root; None for as many as the optimum needs, or, if that number
+            does not divide the chunks, the fastest number up to 16 that does.
+        pieces: the most messages for the load of each tree edge; None for one chunk per message.
 
     Raises:
-        CollectiveError: a field that is not a valid number.
+        CollectiveError: a field is not a valid number.
     """
 
     root: int | None = None
@@ -85,7 +87,7 @@ class Blink(Synthesizer):
         checks.integer_fields(self, CollectiveError, "degree", "k", "pieces", or_none=True)
 
     def granularity(self, topology: Topology) -> int:
-        """Chunks per shard of an all_reduce are best a multiple of this: all its trees fit then."""
+        """A number of which the chunks per shard of an all_reduce should be a multiple."""
         network, _ = self._without_switches(topology)
         root = self._root_on(network)
         alone = [int(rank == root) for rank in range(network.num_ranks)]
@@ -94,7 +96,7 @@ class Blink(Synthesizer):
         return needed // math.gcd(needed, network.num_ranks)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """Multiples of the trees from the root, where finding the root is little work."""
+        """Multiples of the number of trees from the root, if finding the root is little work."""
         is_much = _work_of_roots(problem.topology) > _MOST_ROOTS
         if problem.collective.kind not in self.kinds or is_much:
             return ONE_CHUNK
@@ -102,15 +104,15 @@ class Blink(Synthesizer):
         return (tuple(k * pieces for pieces in DOUBLINGS),)
 
     def work(self, problem: Problem) -> float:
-        """The sends, after the root is found."""
+        """The work of finding the root and making the sends."""
         return _work_of_roots(problem.topology) + problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: other than one group of all ranks, or a root that is not a rank.
-            TopologyError: switches, to be removed exactly, with more bandwidth in than out.
+            CollectiveError: there is not one group of all ranks, or the root is not a rank.
+            TopologyError: switches to remove exactly have more bandwidth in than out.
         """
         n = topology.num_ranks
         (group, *others) = collective.groups
@@ -127,27 +129,27 @@ class Blink(Synthesizer):
         return unwound.carry(on_links, topology).with_provenance(found.provenance)
 
     def _without_switches(self, topology: Topology) -> tuple[Topology, Unwound | None]:
-        """The network on which trees are packed, and the links its own stand for if preset."""
+        """The network on which trees are packed, and how its links are preset on the real one."""
         if self.degree is None or topology.is_direct:
             return topology, None
         unwound = unwind(topology, self.degree)
         return unwound.topology, unwound
 
     def _on(self, topology: Topology, collective: Collective, hops: int) -> Schedule:
-        """A schedule where every link stands for up to so many of the real network."""
+        """A schedule on a network whose links stand for up to ``hops`` real links."""
         if collective.traits.copies:
             root = collective.root_of(collective.groups[0])
             return self._broadcast(topology, root, collective, hops)
-        # An all_reduce through one root: the trees reversed bring the sums to it, the trees
-        # themselves bring the result back.
+        # An all_reduce goes through one root: reversed trees bring the sums to it, and trees bring
+        # the result back.
         root = self._root_on(topology)
         simple = Collective(
             "broadcast", topology.num_ranks, collective.num_chunks, collective.groups,
             collective.groups[0].index(root),
         )  # fmt: skip
         down = self._broadcast(topology, root, simple, hops)
-        # Sums flow over the reversed links, so that where links differ by direction they need trees
-        # of their own.
+        # Sums flow over the reversed links, so they need separate trees if links differ by
+        # direction.
         back = topology.transpose()
         is_same = back.has_links_of(topology)
         up = (down if is_same else self._broadcast(back, root, simple, hops)).reverse()
@@ -156,13 +158,13 @@ class Blink(Synthesizer):
     def _broadcast(
         self, topology: Topology, root: int, collective: Collective, hops: int
     ) -> Schedule:
-        """The pieces of all trees one after another, each a run of consecutive chunks."""
+        """The pieces of all trees, one after another, each with consecutive chunks."""
         weights = tuple(int(rank == root) for rank in range(topology.num_ranks))
         rates = rates_for_chunks(topology, weights, collective.num_chunks, self.k)
         flow = known_forest(rates)
         pieces = collective.num_chunks if self.pieces is None else self.pieces
         found = flow.to_schedule(pieces, order="steps", collective=collective)
-        # Through switches, the last arrivals of one step would keep the next one waiting.
+        # Through switches, the last arrivals of one step would delay the next.
         entered = np.zeros(collective.num_chunks, np.int64)
         entered[found.chunk[::-1]] = found.step[::-1]
         sent = entered[found.chunk]
@@ -177,7 +179,7 @@ class Blink(Synthesizer):
         )
 
     def _root_on(self, topology: Topology) -> int:
-        """The root that is given, or the fastest."""
+        """The given root, or the fastest one."""
         if self.root is not None:
             if self.root < topology.num_ranks:
                 return self.root
@@ -190,17 +192,17 @@ class Blink(Synthesizer):
 
 @functools.lru_cache(maxsize=16)
 def _fastest_root(topology: Topology) -> int:
-    """The root to and from which a byte takes the least time; the first of several.
+    """The first root to and from which a byte takes the least time.
 
-    A cut that holds one root back holds back every rank on the root's side of it, so that a few
-    flows speak for all ranks. The same network is asked for again with every number of chunks.
+    A cut that limits one root limits every rank on the root's side of it, so few flows decide for
+    all ranks. Results are cached, since every number of chunks asks about the same network.
     """
     n, back = topology.num_ranks, topology.transpose()
     ways = (topology,) if back.has_links_of(topology) else (topology, back)
     least = np.full((len(ways), n), Fraction(0), object)
     best, fastest = None, 0
     for root in range(n):
-        # A cut found for an earlier root holds this one back, too: no flow is needed.
+        # A cut found for an earlier root also limits this one, so no flow is needed.
         if best is not None and sum(least[:, root]) >= best:
             continue
         alone = [int(rank == root) for rank in range(n)]
@@ -215,9 +217,9 @@ def _fastest_root(topology: Topology) -> int:
 
 
 def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:
-    """From chunks tree by tree to chunks piece by piece, dealt to the trees in turn."""
-    # The pieces of all trees stand together, piece by piece: a run of the buffer is ready at a
-    # time.
+    """Renumber chunks from tree by tree to piece by piece, dealt to the trees in turn."""
+    # The first pieces of all trees are consecutive, then the second ones: so a run of the buffer is
+    # ready at a time.
     share = flow.weight // (flow.k // flow.granularity)
     first = np.cumsum(share) - share
     tree = np.repeat(np.arange(len(share)), share * (chunks // flow.granularity))
@@ -226,19 +228,19 @@ def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:
 
 
 def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> Schedule:
-    """Sums up the trees and results down; every chunk comes down once all of it has come up.
+    """Sums up the trees and results down; every chunk goes down once it is summed completely.
 
-    Run backwards the last chunks come first: they change names with the first.
+    In a reversed schedule the last chunks come first, so chunks are renumbered in reverse.
     """
     topology = up.topology
     rising = collective.num_chunks - 1 - up.chunk
-    # When all of a chunk has come up, and when it first goes down; assigned backwards, the first of
-    # equal chunks stands.
+    # The steps when all of a chunk has come up, and when it first goes down. Assigning backwards
+    # keeps the first of several.
     risen, first = np.zeros((2, collective.num_chunks), np.int64)
     np.maximum.at(risen, rising, up.step)
     first[down.chunk[::-1]] = down.step[::-1]
-    # The phases overlap: the second does not wait for the end of the first, but lags by the fewest
-    # steps with which no chunk leaves the root before it is summed.
+    # The phases overlap: the second lags behind the first by the fewest steps with which no chunk
+    # leaves the root before it is summed.
     wait = int((risen - first).max()) + 1
     ends = np.concatenate([up.edges.path_ptr, up.edges.path_ptr[-1] + down.edges.path_ptr[1:]])
     paths = np.concatenate([up.edges.path_link, down.edges.path_link])
@@ -261,7 +263,7 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
 
 
 def _work_of_roots(topology: Topology) -> float:
-    """A maximum flow from every rank to find the root with the fastest trees."""
+    """The work of a maximum flow from every rank, to find the root with the fastest trees."""
     return 6.0 * topology.num_ranks * topology.num_links
 
 
@@ -269,28 +271,28 @@ def _work_of_roots(topology: Topology) -> float:
 class HierarchicalTree(Synthesizer):
     """All-reduce over the trees that NCCL and RCCL lay through hosts of consecutive ranks.
 
-    Per channel the ranks of a host form a chain, and the heads of the chains form two binary trees
-    over the hosts, each with half of the channel's data (NCCL 2.x, ``graph/connect.cc``
+    In each channel the ranks of a host form a chain, and the heads of the chains form two binary
+    trees over the hosts, each with half of the channel's data (NCCL 2.x, ``graph/connect.cc``
     ``connectTrees`` with ``graph/trees.cc`` ``ncclGetDtree``; RCCL shares both). The pattern is
-    NCCL's default, ``NCCL_TOPO_PATTERN_BALANCED_TREE``: the head of a chain has the link to the
-    parent host and to the upper child host, the second rank that to the lower child host. Channels
-    start at different ranks, so that every network port of a host is in use. Pieces follow one
-    another up and back down each tree. Parents and children are routed over shortest paths.
+    NCCL's default, ``NCCL_TOPO_PATTERN_BALANCED_TREE``: the head of a chain has the links to the
+    parent host and to the upper child host, the second rank has the link to the lower child host.
+    Channels start at different ranks, so that every network port of a host is in use. Pieces follow
+    one another up and back down each tree. Parents and children are routed over shortest paths.
 
     Attributes:
-        inner: ranks per host, which divides the ranks of every group. When omitted, as many as a
-            chain has; else hosts are what the links above the least bandwidth join, or the
-            innermost dimension of a network that is a grid.
-        chains: per channel, the indices 0..inner-1 of a host in the order of its chain, head first;
-            when omitted one channel per index, over links where they join the ranks of a host
-            (``jaxcoll.synth.building.circles``).
+        inner: ranks per host, which divide the ranks of every group. When omitted, it is the length
+            of a chain; without chains, links above the least bandwidth join hosts, or hosts are the
+            innermost dimension of a grid.
+        chains: for each channel, the indices 0..inner-1 of a host in the order of its chain, head
+            first. When omitted, there is one channel per index, over links where they join the
+            ranks of a host (``jaxcoll.synth.building.circles``).
         pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
-        nbytes: see there; a number for the time that the library's channels take, None for few
+        nbytes: see there; a number gives the time that the library's channels take, None gives few
             steps.
 
     Raises:
         CollectiveError: ``inner`` or ``pieces`` is less than 1, ``nbytes`` is not above 0, or a
-            chain is not an order of the indices of a host.
+            chain is not a permutation of the indices of a host.
     """
 
     inner: int | None = None
@@ -319,9 +321,8 @@ class HierarchicalTree(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: hosts do not divide a group, or chains are of other hosts.
-            TopologyError: neither ``inner`` nor ``chains`` says how large hosts are, and neither
-                do the links.
+            CollectiveError: hosts do not divide a group, or chains have another length than hosts.
+            TopologyError: neither ``inner``, ``chains`` nor the links tell how large hosts are.
         """
         inner = self.inner
         if inner is None:
@@ -342,16 +343,16 @@ class HierarchicalTree(Synthesizer):
 
 
 def hierarchical_trees(hosts: int, chains: Sequence[Sequence[int]]) -> list[Tree]:
-    """Two trees per chain over ``hosts`` times as many ranks as a chain has.
+    """Two trees per chain, over all ranks of ``hosts`` hosts.
 
     Args:
         hosts: number of hosts; ranks of a host are consecutive.
-        chains: indices of a host, head first.
+        chains: orders of the indices of a host, head first.
     """
     first, second = (tree.parent for tree in double_binary_trees(hosts))
     host = np.arange(hosts)
-    # Which hosts are the upper children of their parents. The second tree is the first one mirrored
-    # (an even number of hosts), or shifted by one: it is compared as it was before.
+    # Whether hosts are the upper children of their parents. The second tree is the first one
+    # mirrored (if the number of hosts is even) or shifted by one, which the comparison undoes.
     is_mirrored = host < second if hosts % 2 == 0 else (host - 1) % hosts > (second - 1) % hosts
     found = []
     for above, is_upper in ((first, host > first), (second, is_mirrored)):

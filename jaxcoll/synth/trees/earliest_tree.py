@@ -1,8 +1,9 @@
-"""Earliest tree: a broadcast of little data, in which each rank is sent to by who reaches it first.
+"""Earliest tree: a broadcast of little data, in which the sender that is first serves a rank.
 
-A root that sends 1 KiB to 255 ranks through one port is at it for 5 us, where latencies are 4 us to
-another host and 1.4 us within one. So the other ranks of its host, which have the data after 1.4
-us, send to other hosts too, and the first rank of a host that has it sends to the rest of its host.
+A root that sends 1 KiB to 255 ranks through one port needs 5 us for that, while latencies are 4 us
+to another host and 1.4 us within a host. So the other ranks of its host, which have the data after
+1.4 us, send to other hosts too, and the first rank of a host that has the data sends it to the rest
+of its host.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class EarliestTree(Synthesizer):
 
     Earliest completing edge first (Bhat, Raghavendra and Prasanna, "Efficient collective
     communication in distributed heterogeneous systems", ICDCS 1999), between hosts and within them:
-    of all sends that a rank with the data could make next, the one that arrives first is made. One
-    to another host goes to the host with the fewest ranks that have the data, along the sender's
-    rail where other ranks are farther away. Hosts are those of ``HierarchicalTree``, of
-    consecutive ranks.
+    of all sends that ranks with the data could make next, the one that arrives first is made. A
+    send to another host goes to the host where the fewest ranks have the data, along the sender's
+    rail if other ranks are farther away. Hosts are those of ``HierarchicalTree``, of consecutive
+    ranks.
 
     Attributes:
         inner: ranks per host; read off the network when omitted.
-        nbytes: bytes of the buffer, for which sends occupy a rank's links.
+        nbytes: bytes of the buffer, which occupy a rank's links for a time.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     inner: int | None = None
@@ -59,15 +60,15 @@ class EarliestTree(Synthesizer):
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def may_win(self, problem: Problem) -> bool:
-        """Where there are switches between so many ranks that searches take long."""
+        """Whether there are switches, and so many ranks that searches take long."""
         return problem.topology.num_ranks > _FEW_RANKS and not problem.topology.is_direct
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: groups.
-            TopologyError: a network without hosts, or hosts that do not divide the ranks.
+            CollectiveError: there are groups.
+            TopologyError: the network has no hosts, or hosts do not divide the ranks.
         """
         check_everyone(collective, self.name)
         inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
@@ -96,7 +97,7 @@ class EarliestTree(Synthesizer):
         ways = _ways(topology, inner, nbytes)
         has = np.zeros(n, bool)
         inside = np.zeros(n // inner, np.int64)  # ranks of each host that have the data
-        # The next send of every rank that has the data, each way, by when it arrives.
+        # The next send of every rank that has the data, each way, ordered by arrival.
         coming: list[tuple[float, int, int]] = []
         found: list[tuple[int, int]] = []
 
@@ -120,12 +121,12 @@ class EarliestTree(Synthesizer):
 
 
 class _Way(NamedTuple):
-    """How data leave a rank: to the others of its host, or to other hosts.
+    """A way out of a rank: to the others of its host, or to other hosts.
 
     Attributes:
-        is_near: whether to its own host.
-        seconds: from the moment that a send begins until it has arrived.
-        occupied: seconds until the next send that way.
+        is_near: whether it leads to the rank's own host.
+        seconds: seconds from the start of a send until it has arrived.
+        occupied: seconds until the next send on that way can start.
         along_rail: whether other ranks of other hosts are farther away than those of its own index.
     """
 
@@ -136,7 +137,7 @@ class _Way(NamedTuple):
 
 
 def _ways(topology: Topology, inner: int, nbytes: float) -> tuple[_Way, ...]:
-    """The ways out of rank 0, which are taken for those out of each rank."""
+    """The ways out of rank 0, assumed to be the same for all ranks."""
     n = topology.num_ranks
     found = []
     if inner > 1:
@@ -149,7 +150,7 @@ def _ways(topology: Topology, inner: int, nbytes: float) -> tuple[_Way, ...]:
 
 
 def _taken(topology: Topology, to: int, nbytes: float) -> tuple[float, float]:
-    """Seconds from rank 0 to another, and those for which the narrowest link is occupied."""
+    """Seconds from rank 0 to another rank, and seconds for which the narrowest link is occupied."""
     route: Edges = shortest_routes(topology, np.array([0]), np.array([to]))
     links = route.path_link
     each = nbytes / topology.bandwidth[links]
@@ -164,10 +165,10 @@ def _within(u: int, inner: int, has: np.ndarray) -> int | None:
 
 
 def _beyond(u: int, inner: int, has: np.ndarray, inside: np.ndarray, way: _Way) -> int | None:
-    """A rank without the data in the host that has least of it, if any that u sends to."""
+    """A rank without the data, in the host with the fewest that have it, to which u may send."""
     lacking = np.where(has[u % inner :: inner], inner, inside) if way.along_rail else inside.copy()
     lacking[u // inner] = inner
-    # Hosts after u's own first, so that senders go to different ones.
+    # Hosts after u's own come first, so that senders choose different ones.
     turned = np.roll(lacking, -(u // inner))
     host = (int(turned.argmin()) + u // inner) % len(inside)
     if lacking[host] == inner:

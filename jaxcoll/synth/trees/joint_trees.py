@@ -1,24 +1,25 @@
-"""Joint trees: every chunk is summed up one tree and broadcast down another, all at the same time.
+"""Joint trees: every chunk is summed up one tree and broadcast down another, all at once.
 
-An all_reduce in two phases makes every rank send and receive nearly the whole buffer twice. Where
-the links of a rank are slow, that is twice too much: as a leaf of both trees of a chunk it sends
-the chunk once, receives it once, and may do both at the same time. The optimum of such pairs of
-trees is a linear program (dissertation on ForestColl, App. B.7); its solution needs thousands of
-chunks. Here every chunk gets one pair of its own, and few chunks come within percents of it:
+An all_reduce in two phases makes every rank send and receive nearly the whole buffer twice. For a
+rank with slow links, that is twice too much: as a leaf of both trees of a chunk it sends the chunk
+once, receives it once, and may do both at the same time. The optimum of such pairs of trees is a
+linear program (dissertation on ForestColl, App. B.7); its solution needs thousands of chunks. Here
+every chunk gets one pair of its own, and few chunks come within a few percent of the optimum:
 
 1. *Grow*: chunk by chunk, an in-tree and an out-tree with a common root, over links whose prices
-   rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
-   approximation algorithms for fractional packing and covering problems", 1995), and with a price
-   per hop, so that trees are low.
+rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
+approximation algorithms for fractional packing and covering problems", 1995), and with a price per
+hop, so that trees are low.
 2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply
    from pass to pass; the pass of the least load is kept.
 3. *Order*: all sends are list-scheduled, sums and copies of different chunks interleaved, and the
    plan is improved backwards and forwards (``list_scheduling``).
 
-On three ranks in a row, 0 - 1 - 2, every pair has its root in the middle, sums come in from both
-ends, and copies go back over the same wires the other way: each link carries each chunk once.
+For example, on three ranks in a row, 0 - 1 - 2, every pair has its root in the middle, sums come in
+from both ends, and copies go back over the same wires in the other direction: each link carries
+each chunk once.
 
-Proved of a schedule, as of any, is that it is correct; how close it comes to the bound is not.
+Like every schedule, these are proved correct; how close they come to the bound is not proved.
 """
 
 from __future__ import annotations
@@ -50,31 +51,34 @@ from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.trees import joint_trees_kernel as kernel
 from jaxcoll.topology import Topology
 
-# Doublings of a price over the load that even trees would give every link, in the first pass; and
-# by how much more from pass to pass. Of passes, as long as two have not failed to lower the load.
-# Over tori, hosts and random networks with slow links 24 and 3 came closest to the bound.
+# _FIRST_STEEPNESS: doublings of a price, in the first pass, over the load that even trees would
+# give every link. _STEEPER: the increase from pass to pass. Passes end after _PASSES, or after
+# _FAILURES that do not lower the load. On tori, hosts and random networks with slow links, 24 and 3
+# came closest to the bound.
 _FIRST_STEEPNESS, _STEEPER, _PASSES, _FAILURES = 24.0, 3.0, 6, 2
-# Prices of links that are slow by orders of magnitude stay comparable with those of fast ones.
+# A limit that keeps prices of links slower by orders of magnitude comparable with those of fast
+# links.
 _MOST_DOUBLINGS = 100.0
-# The price of a hop, in those of a chunk on the fullest link. Of hosts with a weak NIC a higher one
-# makes pipelines shorter (64 chunks: 1.07 of the bound with 0.02, 1.03 with 0.3); from 0.5 loads
-# become unequal.
+# The price of a hop, relative to a chunk on the fullest link. For hosts with a weak NIC a higher
+# price makes pipelines shorter (64 chunks: 1.07 of the bound with 0.02, 1.03 with 0.3); from 0.5
+# on, loads become unequal.
 _HOP = 0.3
-# Where that leaves slow links unused, so that the load falls by more than so much with the lower
-# price, the lower one is kept.
+# The lower price is kept where the higher one leaves slow links unused, so that the lower price
+# reduces the load below _LESS_LOAD of it.
 _LOW_HOP, _LESS_LOAD = 0.1, 0.98
-# Urgency of chunks by their number, in parts of the time that each adds to a run.
+# Urgency of chunks by their number, in fractions of the time that each adds to a run.
 _PACES = (0.1, 0.2, 0.4, 0.8)
-# Links looked at in one call of the kernel, by way of trees: half a second as Python, after which a
-# kernel knows whether compiling it pays.
+# Links examined in one call of the kernel, in whole trees. That takes half a second as Python,
+# after which a kernel knows whether compiling it pays.
 _LINKS_AT_ONCE = 1 << 16
-# Sends up to which all paces and rounds are tried, and their work by then and beyond.
+# The number of sends up to which all paces and rounds are tried, and the work of a send up to and
+# beyond it.
 _MANY_SENDS, _WORK, _WORK_OF_MANY = 1 << 20, 6, 4
-# Work of a look at a link out of a switch, in sends: 221 s for one chunk on 128 hosts of H100s.
+# Work of examining a link out of a switch, in sends: 221 s for one chunk on 128 hosts of H100s.
 _LOOKS = 0.025
-# Sends of the first chunk count that auto tries where chunks are large.
+# The first chunk count that auto tries has this many sends where chunks are large.
 _FEW_SENDS, _LARGE_CHUNK = 1 << 12, 8.0
-# By how much two phases must be slower, as bounds have it.
+# Ratio by which two phases must be slower, by their bounds.
 _WORTH_TRYING = 1.01
 
 
@@ -82,19 +86,19 @@ _WORTH_TRYING = 1.01
 class JointTrees(Synthesizer):
     """All-reduce over an in-tree and an out-tree per chunk, near the optimum of unequal links.
 
-    On networks whose links are unequal, or that miss some, one all_reduce by joint trees takes as
-    long as the joint bound within some percent (a torus less a link, 16 chunks per shard: 0.1 %),
-    where reduce_scatter and all_gather take up to twice as long. An all_gather and a broadcast have
-    out-trees alone; reduce_scatter and reduce are theirs backwards. Groups run at the same time,
-    and ranks of other groups forward.
+    On networks with unequal or missing links, an all_reduce by joint trees comes within some
+    percent of the joint bound (a torus without one link, 16 chunks per shard: 0.1 %), where
+    reduce_scatter and all_gather take up to twice as long. An all_gather and a broadcast have only
+    out-trees; reduce_scatter and reduce are the same backwards. Groups run at the same time, and
+    ranks of other groups forward.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
-        tries: roots that are tried for each chunk of an all_reduce.
-        rounds: how often the order of sends is improved at most; fewer where that gains little.
+        nbytes: bytes of a rank's buffer for which to be fast; latency makes trees low.
+        tries: number of roots tried for each chunk of an all_reduce.
+        rounds: the most improvements of the order of sends; fewer if they gain little.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     nbytes: float = BUCKET_BYTES
@@ -104,7 +108,7 @@ class JointTrees(Synthesizer):
     name: ClassVar[str] = "joint_trees"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
     put_off: ClassVar[float] = FIRST
-    # All counts before the last take as long as that: seconds on some tens of ranks.
+    # All counts before the last together take as long as the last: seconds on tens of ranks.
     counts_are_costly: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True
 
@@ -116,8 +120,8 @@ class JointTrees(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """More chunks share the load more evenly, in a shorter pipeline.
 
-        Few large chunks are passed over: each is a large part of a slow link's load, so that they
-        lose more than by the law that auto extrapolates.
+        Few large chunks are skipped: each is a large part of a slow link's load, so that they lose
+            more than by the law that auto extrapolates.
         """
         topology, first = problem.topology, 1
         size = self.nbytes / _chunks_of_buffer(problem.collective)
@@ -136,10 +140,10 @@ class JointTrees(Synthesizer):
         return separate > _WORTH_TRYING * bound(topology, collective, self.nbytes).time
 
     def work(self, problem: Problem) -> float:
-        """Every tree is grown several times, and every send planned a dozen times.
+        """Every tree is grown several times, and every send is planned a dozen times.
 
-        Whoever enters a switch looks at all links out of it: 1,024 ranks behind one, of which each
-        is entered from every other, take minutes.
+        The search examines all links out of each switch that it enters. With 1,024 ranks behind one
+        switch, which every rank enters towards every other, that takes minutes.
         """
         topology, collective = problem.topology, problem.collective
         fans = np.bincount(topology.src, minlength=topology.num_vertices)[topology.num_ranks :]
@@ -171,13 +175,13 @@ class JointTrees(Synthesizer):
         for g, group in enumerate(collective.groups):
             places = _meeting_places(topology, collective, np.asarray(group))
             mine = np.flatnonzero(collective.group_of_chunk == g)
-            # The first is each rank in rotation, so that every rank is tried as often.
+            # The first try is each rank in rotation, so that all ranks are tried equally often.
             found[mine, 0] = places[np.arange(len(mine)) % len(places)]
             found[mine, 1:] = choice.choice(places, (len(mine), self.tries - 1))
         return found
 
     def _ordered(self, topology: Topology, collective: Collective, sends: LinkedSends) -> Schedule:
-        """The sends in the order of the best plan, by simulation where links are shared inside."""
+        """The sends in the order of the best plan, simulated if inner links are shared."""
         hops = int(sends.edges.hops[sends.edge].sum())
         nbytes = as_fraction(self.nbytes)
         busy, delay = link_ticks(topology, collective, nbytes, hops)
@@ -195,16 +199,16 @@ class JointTrees(Synthesizer):
         made = [sends.at(begin, topology, collective) for begin in plans[-3:]]
         if len(made) == 1:
             return made[0]
-        # Where sends meet inside the network at the same moment, a run takes the one that stands
-        # first in the schedule, which no plan foresees.
+        # If sends meet inside the network at the same moment, a run takes the one that is first in
+        # the schedule, which no plan foresees.
         return min(made, key=lambda schedule: simulate(schedule, nbytes).time)
 
 
 def _meeting_places(topology: Topology, collective: Collective, group: np.ndarray) -> np.ndarray:
-    """Where sums of a group may meet: its members, then others that are as near to them all.
+    """The ranks where sums of a group may meet: members, then others as near to all members.
 
-    A rank outside has the sums of all members come in and the results go out over its own links,
-    where those of a member carry its own data as well.
+    The links of a rank outside the group carry only sums in and results out, while those of a
+    member carry its own data as well.
     """
     if not collective.is_grouped or not collective.helpers or len(group) < 2:
         return group
@@ -215,7 +219,7 @@ def _meeting_places(topology: Topology, collective: Collective, group: np.ndarra
 
 
 def _chunks_of_buffer(collective: Collective) -> int:
-    """Chunks that a rank's whole buffer is cut into."""
+    """Number of chunks of a rank's whole buffer."""
     return int(np.bincount(collective.group_of_chunk).max())
 
 
@@ -243,10 +247,10 @@ class _Growth:
         self.sizes = sizes[collective.group_of_chunk]
         self.chunks, self.most = collective.num_chunks, int(sizes.max())
         self.links = links
-        # Load if all links carried equally much for as long: no trees have a lower one.
+        # The load if all links were busy for the same time; no trees have a lower one.
         self.even = float(sides * (self.sizes - 1).sum() / (1 / self.seconds).sum())
-        # A hop more is a chunk's time on the link once in the run, whose length is about the even
-        # load, and the latency of the link.
+        # One more hop adds a chunk's time on the link to the run once, and the latency of the link;
+        # the run is about as long as the even load.
         latency = topology.alpha / (chunk_bytes / self.usual)
         self.latency = latency / (self.even * self.seconds)
         self.passes, self.least = 0, np.inf
@@ -254,7 +258,7 @@ class _Growth:
     def best(self, roots: np.ndarray) -> kernel.Trees:
         """The trees of the pass that loads the busiest link the least."""
         kept = self._blank(self.chunks)
-        # With links of one speed the price of a hop leaves none unused.
+        # If links are equally fast, the price of a hop leaves none unused.
         hops = (_HOP, _LOW_HOP) if np.ptp(self.seconds) > 0 else (_HOP,)
         for hop in hops:
             tried = roots
@@ -274,8 +278,8 @@ class _Growth:
                     kept = kernel.Trees(*(column.copy() for column in trees))
                 if failures == _FAILURES:
                     break
-                # A chunk keeps its root or takes one of the others, in rotation: all of them in
-                # every pass take half as long again and lower no load.
+                # A chunk keeps its root or takes one of the others, in rotation. Trying all of them
+                # in every pass takes half as long again and lowers no load.
                 turn = number % max(1, roots.shape[1] - 1)
                 other = roots[:, 1:][:, turn : turn + 1]
                 tried = np.concatenate([trees.root[:, None], other], axis=1)
@@ -291,7 +295,7 @@ class _Growth:
         doublings: float,
         hop: np.ndarray,
     ) -> None:
-        """Grow each tree again; prices double so many times per unit of time."""
+        """Grow each tree again; prices double ``steepness`` times per unit of time."""
         v = self.topology.num_vertices
         rise = np.exp2(np.minimum(doublings * self.seconds, _MOST_DOUBLINGS))
         fine = len(kernel.POWERS) * doublings
@@ -316,7 +320,7 @@ class _Growth:
             )  # fmt: skip
 
     def _blank(self, chunks: int) -> kernel.Trees:
-        # A tree adds all members but its root, and those with it where that is a rank that helps.
+        # A tree adds all members except its root; if the root is a helper, it adds all members.
         ways = self.most if self.collective.is_grouped else max(1, self.most - 1)
         shape = (chunks, self.sides)
         return kernel.Trees(
@@ -327,7 +331,7 @@ class _Growth:
 
 
 def linked(topology: Topology, trees: kernel.Trees) -> LinkedSends:
-    """The sends of all trees: chunk by chunk, sums from the leaves inwards, then copies."""
+    """The sends of all trees, chunk by chunk: first sums from the leaves inwards, then copies."""
     ends, sides = (topology.src, topology.dst, topology.num_ranks), trees.link.shape[1]
     counts = np.zeros(trees.used.shape, np.int64)
     kernel.count_sends(trees, *ends, counts)

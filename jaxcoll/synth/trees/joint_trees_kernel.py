@@ -1,15 +1,15 @@
 """Trees grown over links whose prices rise with their load, compiled; see ``joint_trees``.
 
-A tree adds the member that is cheapest to reach from any of its ranks: the prices of the links on
-the way, and a ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge
-for depth. Through switches, the way is a shortest one (Dijkstra), since data is copied at ranks
-alone; so a link may be on several ways of one tree, and costs more at each. A rank outside the
-group becomes part of the tree where a way passes it, and copies, or adds, from then on. Trees of
-some ranks are grown like this for the Steiner problem (Takahashi and Matsuyama, "An approximate
-solution for the Steiner problem in graphs", 1980).
+A tree adds the member that is cheapest to reach from any of its ranks. The cost is the prices of
+the links on the way, and a ``hop_price`` for every link between root and rank, as in Prim's
+algorithm with a charge for depth. Through switches, the way is a shortest one (Dijkstra), since
+data is copied only at ranks. So a link may be on several ways of one tree, and costs more each
+time. A rank outside the group becomes part of the tree if a way passes it, and copies or adds from
+then on. Trees of some of the vertices are grown in this way for the Steiner problem (Takahashi and
+Matsuyama, "An approximate solution for the Steiner problem in graphs", 1980).
 
-Prices are powers of two by table and exponent, and no library's: kernels run as Python and compiled
-give the same bits.
+Prices are powers of two computed by a table and ``ldexp``, not by a math library, so that kernels
+give the same bits when interpreted and when compiled.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ import numpy as np
 from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
 
-# Prices keep so many bits behind the point of their exponent.
+# Exponents of prices are multiples of 1 / _FINE.
 _FINE = 256
-# The part behind the point by table, the rest by ``ldexp``: no ``exp2``, which Numba and NumPy may
-# round differently.
+# The fraction of an exponent comes from this table, the integer part from ``ldexp``. ``exp2`` is
+# not used because Numba and NumPy may round it differently.
 POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
-# What a vertex is to the trees of a group: no data may pass it; it forwards, as a switch; it copies
-# and adds where a way passes it; it must be reached.
+# The role of a vertex for the trees of a group: no data may pass it; it forwards, like a switch; it
+# copies and adds where a way passes it; or it must be reached.
 STAYS_OUT, FORWARDS, HELPS, MEMBER = -1, 0, 1, 2
-# A link that a tree takes often, as the only one out of a host, would cost infinitely much.
+# The highest price: a link that a tree takes often, as the only one out of a host, would otherwise
+# cost infinity.
 _DEAREST = 2.0**800
 
 
 class Graph(NamedTuple):
-    """The links in one direction: of out-trees as they are, of in-trees from end to start.
+    """The links in the direction of growth: as they are for out-trees, reversed for in-trees.
 
     Attributes:
-        ptr, link: links that leave each vertex, in the direction of growth; int64.
+        ptr, link: the links that leave each vertex, in the direction of growth; int64.
         tail, head: vertices at the ends of each link, in that direction.
     """
 
@@ -52,11 +53,11 @@ class Search(NamedTuple):
     """The state of a growing tree.
 
     Attributes:
-        cost: of the cheapest way known to each vertex, depth included.
+        cost: cost of the cheapest way known to each vertex, including depth.
         by: the last link of that way.
         depth: price of the hops from the root to each rank in the tree.
         inside: whether each vertex is a rank in the tree.
-        price: of each link; rises where the tree uses it.
+        price: price of each link, which rises where the tree uses it.
         keys, items: heap of vertices by cost.
     """
 
@@ -76,7 +77,7 @@ class Trees(NamedTuple):
         root: root of each chunk's trees.
         link: links of the ways by which ranks were added, each from the tree to the rank, one after
             another; of shape (chunks, sides, most links). A way ends at the first rank.
-        used: how many links that are, of shape (chunks, sides).
+        used: number of these links, of shape (chunks, sides).
     """
 
     root: np.ndarray
@@ -92,17 +93,17 @@ def replace(
     """Grow the trees of chunks ``first..last - 1`` again, beside all others as they are.
 
     Args:
-        grown: chunks below this one have trees, whose load is taken off first.
-        back, forth: the graphs of in-trees and out-trees; ``back`` is empty where there are none.
-        role: what each vertex is to the trees of each group, int8 of shape (groups, vertices).
+        grown: chunks below this one have trees, whose load is first removed.
+        back, forth: the graphs of in-trees and out-trees; ``back`` is empty if there are none.
+        role: the role of each vertex for the trees of each group, int8 of shape (groups, vertices).
         group: group of each chunk.
         roots: roots to try for each chunk, of shape (chunks, tries).
         load: chunks on each link; updated.
-        seconds: how long a chunk takes on each link, in units of the usual link.
-        fine: by how many ``_FINE``-ths of a doubling a price rises per unit of time.
+        seconds: time of a chunk on each link, in units of the usual link.
+        fine: the rise of a price per unit of time, in ``_FINE``-ths of a doubling.
         rise: factor by which the price of each link rises with a chunk; level: ones.
-        hop_price: of each link between root and rank, beside the price of its load.
-        most_links: of a way from rank to rank.
+        hop_price: price of each link between root and rank, in addition to that of its load.
+        most_links: the most links of a way from rank to rank.
         spare: trees of one chunk, scratch.
     """
     sides = trees.link.shape[1]
@@ -118,22 +119,22 @@ def replace(
         best = np.inf
         for t in range(roots.shape[1]):
             for e in range(len(load)):
-                # Powers of two per unit of time, less what the longest has, in parts of _FINE.
+                # The exponent, in 1 / _FINE, relative to that of the longest load.
                 power = math.floor(fine * (load[e] * seconds[e] - longest))
                 whole = power // _FINE
                 search.price[e] = math.ldexp(POWERS[power - whole * _FINE], whole) * (rise[e] - 1)
             cost = 0.0
             for s in range(sides):
-                # Sides alternate in choosing first, so that neither always has the cheap links.
+                # Sides alternate in choosing first, so that neither always gets the cheap links.
                 side = (s + c + t) % sides
                 graph, against = (forth, back) if side == sides - 1 else (back, forth)
                 paid, used = _grow(
                     graph, against, role[group[c]], size, roots[c, t], rise, hop_price,
                     most_links, best - cost, search, spare.link[0, side],
                 )  # fmt: skip
-                # With equal prices that stay, for hops as for links, no way is longer than the
-                # shortest from the root. Hops of slow links alone, which cost much, would do: the
-                # same rank is out of reach again.
+                # With equal and constant prices of hops and links, no way is longer than the
+                # shortest from the root. With the prices of slow links' hops alone, the same rank
+                # could be out of reach again.
                 if paid < 0:
                     search.price[:] = 1.0
                     paid, used = _grow(
@@ -153,7 +154,7 @@ def replace(
 
 @kernel(cache=True, nogil=True)
 def _copy(spare, trees, c):
-    """Keep the trees of one chunk; element by element, which compiles three seconds faster."""
+    """Copy the trees of one chunk element by element, which compiles three seconds faster."""
     for side in range(trees.link.shape[1]):
         trees.used[c, side] = spare.used[0, side]
         for i in range(trees.used[c, side]):
@@ -171,10 +172,11 @@ def _add_load(trees, c, load, sign):
 def _grow(
     graph, against, role, size, root, rise, hop_price, most_links, most, search, link,
 ):  # fmt: skip
-    """Grow one tree from its root; the prices paid, or -1 where a member was out of reach.
+    """Grow one tree from its root; returns the prices paid, and the number of links used.
 
-    That happens where a way became longer than ``most_links`` as a part of it was replaced. A tree
-    whose prices reach ``most`` is given up, for infinitely much. Also returns the links used.
+    The prices are -1 if a member was out of reach, because a way became longer than ``most_links``
+    when a part of it was replaced. They are infinite for a tree given up because its prices reach
+    ``most``.
     """
     cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
     price, keys, items = search.price, search.keys, search.items
@@ -184,12 +186,12 @@ def _grow(
     paid, used, waiting = 0.0, 0, 0
     left = size - (role[root] == MEMBER)
     # The vertex whose neighbours are offered ways, the rank where its own way starts, and the
-    # prices, hops included, and links of that way.
+    # prices (including hops) and links of that way.
     u, start, prices, links = root, root, 0.0, 0
     while left > 0:
         waiting = _offer(u, start, depth[start] + prices, graph, role, hop_price, search, waiting)
-        # The cheapest vertex. Links that the tree took meanwhile cost more now: a way whose cost
-        # rose waits again.
+        # Find the cheapest vertex. Links that the tree took meanwhile cost more now, so a way whose
+        # cost rose waits again.
         u = -1
         while u < 0:
             if waiting == 0:
@@ -237,7 +239,7 @@ def _grow(
 
 @kernel(cache=True, nogil=True)
 def _enter(graph, role, hop_price, below, search, way):
-    """Make the ranks of a way part of the tree; ``below`` is the depth of where it starts."""
+    """Make the ranks of a way part of the tree; ``below`` is the depth at its start."""
     first = 0
     for i in range(len(way)):
         v = graph.head[way[i]]
@@ -263,13 +265,13 @@ def _offer(u, start, before, graph, role, hop_price, search, waiting):
         offered = before + search.price[e] + hop_price[e]
         if inside[v] or offered >= cost[v] or role[v] == STAYS_OUT:
             continue
-        # A vertex whose cost is out of date must not become part of the way to itself.
+        # A vertex with an outdated cost must not become part of the way to itself.
         is_on_way, at = False, u
         while role[v] != MEMBER and at != start and not is_on_way:
             is_on_way = at == v
             at = graph.tail[by[at]]
-        # Compiled code would write past the end of a full heap. An offer that is left out costs
-        # at most this tree, which is grown by shortest ways then.
+        # Compiled code would write past the end of a full heap. An omitted offer costs at most this
+        # tree, which is then grown by shortest ways.
         if not is_on_way and waiting < len(search.keys):
             cost[v], by[v] = offered, e
             waiting = heap.push(search.keys, search.items, 0, waiting, offered, v)
@@ -278,11 +280,11 @@ def _offer(u, start, before, graph, role, hop_price, search, waiting):
 
 @kernel(cache=True, nogil=True)
 def _offer_again(v, against, hop_price, search, waiting):
-    """Give a forwarding vertex its cheapest way from the tree, as that it had costs more now.
+    """Find the cheapest way to a forwarding vertex again, because its current one became dearer.
 
-    Else it would offer its first way for the price that this had, no other way would be cheaper,
-    and one rank would send to all others through the switch. Vertices beyond it follow, since the
-    price of a way is added up when they are taken. Returns how many vertices wait.
+    Otherwise it would offer its first way for its old price, no other way would be cheaper, and one
+    rank would send to all others through the switch. Vertices beyond it follow, since the price of
+    a way is added up when they are taken. Returns the number of waiting vertices.
     """
     cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
     best = np.inf
@@ -293,7 +295,7 @@ def _offer_again(v, against, hop_price, search, waiting):
             offered = depth[u] + search.price[e] + hop_price[e]
             if offered < best:
                 best, by[v] = offered, e
-    # Its way may come from another switch, which has no price of its own to compare with.
+    # The way may come from another switch, which has no price of its own to compare with.
     if best < np.inf and waiting < len(search.keys):
         cost[v] = best
         waiting = heap.push(search.keys, search.items, 0, waiting, best, v)
@@ -302,7 +304,7 @@ def _offer_again(v, against, hop_price, search, waiting):
 
 @kernel(cache=True, nogil=True)
 def count_sends(trees, src, dst, ranks, counts):
-    """Count the sends of each chunk and side, the ways of its tree, in ``counts`` of zeros."""
+    """Count the sends (the ways of the tree) of each chunk and side; ``counts`` begins as zeros."""
     sides = trees.link.shape[1]
     for c in range(len(counts)):
         for side in range(sides):
@@ -313,7 +315,7 @@ def count_sends(trees, src, dst, ranks, counts):
 
 @kernel(cache=True, nogil=True)
 def write_sends(trees, counts, src, dst, ranks, path_ptr, path):
-    """Write the paths of all sends; in how many pairs one send waits for another.
+    """Write the paths of all sends; returns the number of pairs in which one waits for another.
 
     Args:
         counts: sends of each chunk and side.
@@ -345,13 +347,13 @@ def write_sends(trees, counts, src, dst, ranks, path_ptr, path):
 
 @kernel(cache=True, nogil=True)
 def write_waits(trees, counts, ends, path_ptr, path, ranks, before, after):
-    """Write which send waits for which, as pairs.
+    """Write the pairs of sends of which one waits for the other.
 
-    A rank gives its sum when those of its children have come; the root's copies leave when all sums
-    that enter it have come; other copies when the rank has its own.
+    A rank sends its sum after those of its children have arrived. The root's copies leave after all
+    sums have entered it; other copies leave after the rank has received its own.
 
     Args:
-        ends: where links start, and where they end.
+        ends: the vertices where links start, and those where they end.
         path_ptr, path: as ``write_sends`` wrote them.
     """
     (src, dst), sides, n, first = ends, trees.link.shape[1], 0, 0

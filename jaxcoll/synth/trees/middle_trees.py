@@ -1,20 +1,22 @@
 """Middle trees: sums go up a tree to the rank in the middle, and results down a tree from it.
 
-Up from all ranks of a group; down to all that need the results, the group or some of it.
+Sums come up from all ranks of a group; results go down to all ranks that need them, which are the
+group or a part of it.
 
-Little data takes as long as its latency. Where every rank sums a shard of its own, as between a
+The time of little data is its latency. If every rank sums a shard of its own, as between a
 reduce_scatter and an all_gather, data cross the whole network twice: from one end to the other, and
-back. Summed in the middle they cross half of it, twice. On five ranks in a row, 0 - 1 - 2 - 3 - 4,
-sums that meet in rank 2 take two links to it and two from it, where shards take four and four.
+back. If they are summed in the middle, they cross half of it twice. For example, on five ranks in a
+row, 0 - 1 - 2 - 3 - 4, sums that meet in rank 2 take two links to it and two from it, where shards
+take four and four.
 
 The middle is the rank for which the way from the farthest rank and that to the farthest rank are
-shortest together; on links that go one way only these may be two different ranks. Both trees are of
-shortest paths, with latency and bytes counted, so that no tree through one rank is faster where no
+shortest together; on links that go one way only these may be two different ranks. Both trees
+consist of shortest paths, counting latency and bytes. So no tree through one rank is faster if no
 two of its messages share a link.
 
-In pieces, data follow one another: the first are copied while the last are summed. Pieces meet in
-all middles that are equally good, in turn, and every tree takes those of its shortest paths that
-earlier ones have used the least.
+Pieces of data follow one another: the first are copied while the last are summed. Pieces meet in
+turn in all equally good middles, and every tree takes those shortest paths that earlier ones have
+used the least.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ from jaxcoll.synth.building.list_scheduling import message_ticks
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.topology import Topology, connected
 
-# Pieces of the data of a group that auto tries at most: of more, one takes next to no time.
+# The most pieces of a group's data that auto tries; of more pieces, each takes almost no time.
 _MANY_PIECES = 64
-# Middles that auto tries behind switches: of 150 random networks with switches the fastest was the
-# fourth or a later one once.
+# Number of middles that auto tries behind switches: on 150 random networks with switches the
+# fastest was the fourth or a later one only once.
 _NEAR_MIDDLES = 3
-# How much shorter the ways through the middle must be than those from end to end, twice.
+# Ratio to twice the ways from end to end below which ways through the middle are worth trying.
 _WORTH_TRYING = 0.99
 
 
@@ -63,22 +65,22 @@ _WORTH_TRYING = 0.99
 class MiddleTrees(Synthesizer):
     """All-reduce up a tree of shortest paths to the middle of a group, and down one from it.
 
-    Where only some ranks need the sums (reduce_to_some), the tree down is one to these.
+    If only some ranks need the sums (reduce_to_some), the tree down reaches only these.
 
-    Reduce and broadcast, the all_reduce of short vectors (Chan, Heimlich, Purkayastha and van de
-    Geijn, "Collective communication: theory, practice, and experience", 2007), through the center
-    of the network (Hakimi, "Optimum locations of switching centers and the absolute centers and
-    medians of a graph", 1964). Ranks outside a group forward; where ways meet they add and copy,
-    and one of them may be the middle.
+    It is reduce and broadcast, the all_reduce of short vectors (Chan, Heimlich, Purkayastha and van
+    de Geijn, "Collective communication: theory, practice, and experience", 2007), through the
+    center of the network (Hakimi, "Optimum locations of switching centers and the absolute centers
+    and medians of a graph", 1964). Ranks outside a group forward; where ways meet they add and
+    copy, and one of them may be the middle.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be fast for.
-        pieces: messages that the data of a group are cut into at most, which follow one another.
-        nth: which middle is taken, by how near it is: 0 for the nearest. Behind switches, where
-            messages of a tree share links, another one may be faster.
+        nbytes: bytes of a rank's buffer for which to be fast.
+        pieces: the most messages, one after another, for the data of a group.
+        nth: number of the middle that is taken, in order of distance: 0 for the nearest. Behind
+            switches, where messages of a tree share links, another one may be faster.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     nbytes: float = BUCKET_BYTES
@@ -106,7 +108,7 @@ class MiddleTrees(Synthesizer):
         return dataclasses.replace(self, nth=0) if topology.is_direct else self
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or as many as there are pieces for: a group has a chunk per shard at least."""
+        """One chunk, or as many as there are pieces; a group has at least one chunk per shard."""
         if self.pieces == 1:
             return ONE_CHUNK
         what = problem.collective
@@ -141,8 +143,8 @@ class MiddleTrees(Synthesizer):
             cuts = first + np.arange(pieces[g] + 1) * (last - first) // pieces[g]
             for piece, chunks in enumerate(itertools.pairwise(cuts.tolist())):
                 middle = middles[-1][piece % len(middles[-1])]
-                # A piece begins when the one before is done with the slowest link. Sums leave as
-                # late as they can: the middle has all of them when the last one comes.
+                # A piece begins when the one before has left the slowest link. Sums leave as late
+                # as possible, since the middle has all of them only when the last one arrives.
                 met = piece * up.slowest + there[middle]
                 sums, copies = up.tree(middle, members, load), down.tree(middle, wanting, load)
                 messages.append(_Messages(sums, met - sums.end, chunks, True))
@@ -151,12 +153,12 @@ class MiddleTrees(Synthesizer):
         return schedule.with_provenance(Provenance(certificate={"middles": middles}))
 
     def _middles(self, ticks: np.ndarray, members: np.ndarray) -> list[int]:
-        """The middle that is taken, and behind it the others that are as near.
+        """The middle that is taken, followed by the others that are as near.
 
-        Members come before other ranks as near, and share with members alone.
+        Members come before other ranks as near, and share only with members.
 
         Args:
-            ticks: from each rank to the farthest of the group and back.
+            ticks: ticks from each rank to the farthest rank of the group and back.
         """
         is_other = ~np.isin(np.arange(len(ticks)), members)
         order = np.lexsort((is_other, ticks))
@@ -167,7 +169,7 @@ class MiddleTrees(Synthesizer):
 
 
 class _Tree(NamedTuple):
-    """A tree from a middle, as paths between its ranks, each after the one it continues.
+    """A tree from a middle, as paths between its ranks, each listed after the one it continues.
 
     Attributes:
         path_ptr, path: the links of each path, in the order in which data cross them.
@@ -184,8 +186,8 @@ class _Messages(NamedTuple):
     """The messages of a piece along a tree, of its sums or of its copies.
 
     Attributes:
-        tree: with a message per path.
-        begin: when each leaves, in ticks, if nothing is in its way.
+        tree: the tree, with one message per path.
+        begin: ticks at which each message leaves if no other delays it.
         chunks: the first chunk, and the last + 1.
     """
 
@@ -197,15 +199,16 @@ class _Messages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Way:
-    """A network seen from its middles: as it is, for copies, or with links reversed, for sums.
+    """A network in the direction away from its middles: links are reversed for sums.
 
     Attributes:
         topology: the network, its links leading away from middles.
-        link: the link of the real network that each is.
+        link: the link of the real network for each link.
         is_reversed: whether data cross the links towards the middle.
-        length: ticks that a message takes on each, whole numbers, float64.
+        length: ticks that a message takes on each link, whole numbers, float64.
         slowest: ticks that a message occupies the slowest link.
-        ticks: from each rank to each vertex on a shortest path, float64 of shape (ranks, vertices).
+        ticks: ticks of a shortest path from each rank to each vertex, float64 of shape (ranks,
+            vertices).
     """
 
     topology: Topology
@@ -217,26 +220,27 @@ class _Way:
 
     @classmethod
     def of(cls, topology: Topology, link: np.ndarray, is_reversed: bool, size: Fraction) -> _Way:
-        # Whole numbers, so that sums are exact and paths of equal length tie.
+        # Ticks are whole numbers, so that sums are exact and paths of equal length tie.
         busy, delay = message_ticks(topology, size, 2 * topology.num_vertices)
         length = delay.astype(np.float64)
         ticks = distances_from_ranks(topology, length)
         return cls(topology, link, is_reversed, length, int(busy.max()), ticks)
 
     def farthest(self, members: np.ndarray | list[int]) -> np.ndarray:
-        """Ticks from each rank to the farthest of some ranks, float64 of shape (ranks,)."""
+        """Ticks from each rank to the farthest of ``members``, float64 of shape (ranks,)."""
         return self.ticks[:, members].max(axis=1)
 
     def tree(self, middle: int, members: np.ndarray, load: np.ndarray) -> _Tree:
-        """Shortest paths to some ranks, by the links that were used the least; they are loaded.
+        """Shortest paths to some ranks over the links used least so far; adds them to ``load``.
 
         Args:
-            load: messages on each link of the real network.
+            load: number of messages on each link of the real network.
         """
         ticks, src, dst = self.ticks[middle], self.topology.src, self.topology.dst
         is_reached = np.isfinite(ticks[dst])
         tight = np.flatnonzero(is_reached & (ticks[src] + self.length == ticks[dst]))
-        # The first of each vertex in order of load, written last, stands.
+        # The first link of each vertex in order of load is written last, so it is the one that
+        # remains.
         order = tight[np.lexsort((load[self.link[tight]], dst[tight]))][::-1]
         into = np.full(self.topology.num_vertices, -1, np.int64)
         into[dst[order]] = order
@@ -248,7 +252,7 @@ class _Way:
         inside[middle] = False
         inner = np.flatnonzero(inside)
         np.add.at(branches, src[into[inner]], 1)
-        # Where ways meet, ranks add or copy, and switches do neither.
+        # Where ways meet, ranks add or copy; switches do neither.
         stops = (branches > 1) & (np.arange(len(into)) < self.topology.num_ranks)
         stops[members] = stops[middle] = True
         ends = inner[stops[inner]]
@@ -259,16 +263,16 @@ class _Way:
     def _paths(
         self, ends: np.ndarray, into: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the ways to some ranks stop before, and the links from there, as (ptr, links)."""
+        """The stop before each of some ranks, and the links from there, as (ptr, links)."""
         row, at, rows, links = np.arange(len(ends)), ends, [ends[:0]], [ends[:0]]
         begins = np.empty(len(ends), np.int64)
-        while row.size:  # a link of every path that goes on
+        while row.size:  # one more link of every unfinished path
             rows.append(row)
             links.append(into[at])
             at = self.topology.src[into[at]]
             begins[row] = at
             row, at = row[~stops[at]], at[~stops[at]]
-        # Found from the far end inwards, the order in which sums cross them.
+        # Links were found from the far end inwards, which is the order in which sums cross them.
         every, found = np.concatenate(rows), np.concatenate(links)
         order = np.argsort(every, kind="stable")
         if not self.is_reversed:
@@ -279,7 +283,7 @@ class _Way:
 
 @functools.lru_cache(maxsize=4)
 def _ways(topology: Topology, size: Fraction) -> tuple[_Way, _Way]:
-    """The ways of sums and of copies, for messages of so many bytes."""
+    """The networks for sums and for copies, for messages of ``size`` bytes."""
     image = connected(topology).transpose_links()
     back = np.empty_like(image)
     back[image] = np.arange(len(image))
@@ -292,7 +296,7 @@ def _ways(topology: Topology, size: Fraction) -> tuple[_Way, _Way]:
 def _scheduled(
     topology: Topology, collective: Collective, messages: Sequence[_Messages]
 ) -> Schedule:
-    """The schedule of messages whose links take them in the order of their times."""
+    """The schedule of messages in which links take them in the order of their times."""
     sizes = np.concatenate([np.diff(each.tree.path_ptr) for each in messages])
     path = np.concatenate([each.tree.path for each in messages])
     edges, edge = distinct_edges(topology, np.append(0, np.cumsum(sizes)), path)
@@ -300,7 +304,7 @@ def _scheduled(
     counts = [len(each.begin) for each in messages]
     first, last = np.repeat([each.chunks for each in messages], counts, axis=0)[order].T
     reduce = np.repeat([each.reduce for each in messages], counts)[order]
-    # A step per message, in order, and then as few steps as keep that order.
+    # Messages get one step each, in order, and then as few steps as keep that order.
     size = last - first
     number = np.repeat(np.arange(len(order)), size)
     within = np.arange(len(number)) - np.repeat(np.cumsum(size) - size, size)

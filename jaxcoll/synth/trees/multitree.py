@@ -2,10 +2,11 @@
 
 A link serves one tree in a time step, so trees that grow together never contend: the step in which
 a rank is added is the step in which its send runs. Trees grow round-robin, one rank at a time,
-because a tree that grew as far as it could would leave its step's links to no other.
+because a tree that grew as far as it could would leave no links of the step to the others.
 
-On a ring of 4 ranks with links both ways, every tree adds both neighbours of its root in step 1,
-which uses all 8 links once, and the rank opposite in step 2 over one of its two links: 2 steps.
+For example, on a ring of 4 ranks with links both ways, every tree adds both neighbours of its root
+in step 1, which uses all 8 links once, and the opposite rank in step 2, over one of its two links.
+That takes 2 steps.
 
 ``grow`` is Algorithm 1 of the paper (see ``MultiTree``); the line numbers are the paper's.
 """
@@ -38,34 +39,35 @@ class MultiTree(Synthesizer):
     """All-gather over one tree per rank, built top-down, one level per time step.
 
     Huang, Majumder, Kim, Muzahid, Yum and Kim, "Communication algorithm-architecture co-design for
-    distributed deep learning" (ISCA 2021), Algorithm 1. A tree adds a rank by the first of its own,
-    in the order in which earlier steps added them, that has a free link to a rank outside. When no
-    tree can add any more, the next step starts with all links free. The reversed schedule is the
-    reduce-scatter.
+    distributed deep learning" (ISCA 2021), Algorithm 1. A tree adds a rank by the first of its own
+    ranks, in the order in which earlier steps added them, that has a free link to a rank outside.
+    When no tree can add any more, the next step starts with all links free. The reversed schedule
+    is the reduce-scatter.
 
     - On grids a rank tries its neighbours dimension by dimension, upwards first, so Y before X
       (Sec. III-C1); elsewhere the next rank in cyclic order first.
     - Through switches, a child is looked for at the rank's own switch first and then at its
       neighbours, over free links only (Sec. III-C3). Ranks of other groups forward like switches.
-      The paper leaves open which child at a switch is taken: first one of a host that the tree has
-      not entered, so that it enters each over one link as long as there are others, then the next.
+      The paper leaves open which child at a switch is taken. Here the first choice is a rank of a
+      host that the tree has not entered, so that it enters each host over one link as long as there
+      are others; the second choice is the next rank.
     - A link of m times the unit of bandwidth is m links (Sec. VII-B), so it serves m trees per
       step, at most all of them.
 
     The chunks of a shard are sent together: the paper has no pipelining inside a tree.
 
     Attributes:
-        priority: the order in which trees add a rank. "root": by root; "height": the tree farthest
-            from a rank that it lacks first (Sec. III-C1, for irregular networks); "auto": "height"
-            where ranks differ in their links or distances, else "root".
-        unit: bytes per second of one link of the multigraph; None for the greatest that divides
-            all bandwidths.
+        priority: the order in which trees add a rank. "root": by root; "height": first the tree
+            farthest from a rank that it lacks (Sec. III-C1, for irregular networks); "auto":
+            "height" if ranks differ in their links or distances, else "root".
+        unit: bytes per second of one link of the multigraph; None for the greatest common divisor
+            of all bandwidths.
         nearest_first: whether a tree looks for children at the switches of all its ranks before it
             looks behind further switches, instead of rank by rank as the paper has it. On a BiGraph
             this gives the n - 1 steps that the paper reports (Sec. VI-A), but higher trees.
 
     Raises:
-        CollectiveError: an unknown priority, or a unit that is not above 0.
+        CollectiveError: the priority is unknown, or the unit is not above 0.
     """
 
     priority: str = "auto"
@@ -83,7 +85,7 @@ class MultiTree(Synthesizer):
         checks.flag_fields(self, CollectiveError, "nearest_first")
 
     def work(self, problem: Problem) -> float:
-        """For every rank that it adds, it looks at ranks, or at the ports of a switch."""
+        """For every rank that a tree adds, it examines ranks, or the ports of a switch."""
         topology = problem.topology
         looks = topology.num_ranks / (400 if topology.is_direct else 200)
         added = sum(len(group) ** 2 for group in problem.collective.groups)
@@ -100,7 +102,7 @@ class MultiTree(Synthesizer):
         ends = topology.src, topology.dst
         graph = Graph(ptr, links, *ends, serves, group, hosts(topology), distance)
         wanted = np.bincount(group[group >= 0])[group[roots]]
-        # Ranks that differ are reached in different numbers of steps: then height decides.
+        # Ranks that differ are reached in different numbers of steps, so height decides.
         ports, heights = np.diff(topology.out_links[0])[: len(distance)], distance.max(axis=1)
         by_height = self.priority == "height"
         if self.priority == "auto":
@@ -114,7 +116,7 @@ class MultiTree(Synthesizer):
 
 
 def capacities(topology: Topology, unit: float | None, most: int) -> np.ndarray:
-    """Trees that each link serves in one time step, int64 of shape (links,).
+    """Number of trees that each link serves in one time step, int64 of shape (links,).
 
     Args:
         unit: see ``MultiTree``; slower links serve one tree.
@@ -159,7 +161,7 @@ def _in_order_of_trial(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Graph(NamedTuple):
-    """The network, as the search for children reads it.
+    """The network, in the form that the search for children reads.
 
     Attributes:
         ptr, link: outgoing links by vertex, in the order in which they are tried; int64.
@@ -185,13 +187,13 @@ class Trees(NamedTuple):
 
     Attributes:
         root: root of each tree.
-        wanted, count: ranks that each tree will have and has, its root included.
+        wanted, count: number of ranks that each tree will have and has, including its root.
         inside: whether a rank is in the tree, of shape (trees, ranks).
         entered: whether the tree has a rank of a host, of shape (trees, hosts).
         members, listed: the ranks of each tree in the order of their addition, of shape
             (trees, ranks), and their number. Ranks that cannot find a child are struck out.
         near: fewest links from the tree to each rank, of shape (trees, ranks).
-        lacking: how many ranks the tree lacks at each such distance.
+        lacking: number of ranks that the tree lacks at each such distance.
         height: the largest of these distances.
     """
 
@@ -211,16 +213,16 @@ class Step(NamedTuple):
     """One time step: the links that are free, and how far each tree has searched.
 
     Attributes:
-        free: trees that each link can still serve; G' in Algorithm 1.
-        idle: links out of each vertex that can still serve one. Late in a step most members have
-            none, and are passed over at a glance.
-        before: how many of each tree's members were added by previous steps.
+        free: number of trees that each link can still serve; G' in Algorithm 1.
+        idle: number of links out of each vertex that can still serve a tree. Late in a step most
+            members have none, and are skipped at once.
+        before: number of each tree's members that previous steps added.
         cursor: the first of these members that may still find a child.
-        reach: how many forwarders there may be between a member and its child.
+        reach: the most forwarders between a member and its child.
         came_by, queue: scratch of the search, one entry per vertex.
-        seen: the last search that came to each vertex. A search visits few vertices of a network
-            whose ranks do not forward: to clear a column of all of them would cost far more.
-        searches: how many there were, one entry.
+        seen: the last search that visited each vertex. A search visits few vertices if ranks do not
+            forward; clearing a column of all vertices would cost far more.
+        searches: the number of searches so far, one entry.
     """
 
     free: np.ndarray
@@ -235,9 +237,10 @@ class Step(NamedTuple):
 
 
 def grow(graph: Graph, root, wanted, by_height, nearest):
-    """All trees, as additions in the order in which they are made.
+    """Grow all trees; returns their additions in the order in which they are made.
 
-    A kernel sees no signals: it lets every tree add one rank, and Python handles them in between.
+    A kernel does not see signals, so it lets every tree add one rank, and Python handles signals in
+    between.
 
     Args:
         root, wanted: see ``Trees``.
@@ -265,9 +268,9 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
         _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
         progress = True
         while progress:  # line 7
-            # Trees that have farthest to go choose first while most links are free. The order is
+            # Trees with the farthest to go choose first, while most links are free. The order is
             # renewed for each round, since a tree that has just grown may no longer be the highest;
-            # equal ones stay in the order of roots (a stable sort).
+            # equal trees stay in the order of roots (a stable sort).
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
             room = int(path_ptr[added]) + len(root) * (farthest + 1)
@@ -288,7 +291,7 @@ def _add_one_each(
     graph: Graph, trees: Trees, now: Step, order, farthest, by_height, path_ptr, path, tree_of,
     added,
 ):  # fmt: skip
-    """Lets every tree add one rank, if it finds one; how many additions there are then."""
+    """Let every tree add one rank, if it finds one; returns the number of additions so far."""
     # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
     src, free, idle, came_by, queue = graph.src, now.free, now.idle, now.came_by, now.queue
     count, wanted, reach, host = trees.count, trees.wanted, now.reach, graph.host
@@ -303,8 +306,8 @@ def _add_one_each(
         members[t, listed[t]] = child
         listed[t] += 1
         count[t] += 1
-        # Line 12: the links on the way, which the search left behind from the child back to its
-        # parent, are free no longer.
+        # Line 12: the links on the way are no longer free. The search recorded them from the child
+        # back to its parent.
         hops, v = 0, child
         while v != parent:
             queue[hops] = came_by[v]
@@ -355,13 +358,13 @@ def _new_step(graph: Graph, trees):
 
 @kernel(cache=True)
 def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
-    """Frees all links, and lets every tree search from its first member (line 6)."""
+    """Free all links, and let every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
     now.idle[:] = np.diff(graph.ptr)
     ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
     # A member without a neighbour to add or to search behind is surrounded for good, since trees
-    # only grow. Striking such ranks out once a step keeps line 9 from passing over the whole inside
-    # of a tree at every addition.
+    # only grow. Striking out such ranks once per step spares line 9 from passing over the whole
+    # inside of a tree at every addition.
     for t in range(len(trees.root)):
         if trees.count[t] == trees.wanted[t]:
             continue
@@ -385,15 +388,15 @@ def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
 def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     """The first member of a tree with a free way to a rank outside it, and this rank; else -1.
 
-    Lines 9 and 10. A member that finds no child finds none later in the same step, so the search
-    goes on where it ended.
+    These are lines 9 and 10. A member that finds no child finds none later in the same step, so the
+    search continues where it ended.
     """
     members, inside, entered = trees.members[t], trees.inside[t], trees.entered[t]
     reach, cursor, before, idle = now.reach[t], now.cursor[t], now.before[t], now.idle
     parent, child = -1, -1
     while child < 0 and reach <= farthest:
-        # Line 9: ranks in the order in which earlier steps added them. Those added in this very
-        # step are not asked: their data arrives at its end.
+        # Line 9: ranks in the order in which earlier steps added them. Ranks added in this very
+        # step are not asked, because their data arrives only at its end.
         while child < 0 and cursor < before:
             parent = members[cursor]
             if idle[parent]:
@@ -411,10 +414,10 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
 def _search(graph: Graph, now: Step, inside, entered, parent, reach):
     """A rank of the parent's group outside the tree, by free links through ``reach`` forwarders.
 
-    -1 for none. Of the ranks behind the same number of forwarders, the next after the parent in
-    cyclic order is taken; but of those at the parent's own switches, first one of a host in which
-    the tree has no rank yet; and of its neighbours, the first in the order of links. ``came_by``
-    receives the links on the way.
+    Returns -1 if there is none. Of the ranks behind the same number of forwarders, the next one
+    after the parent in cyclic order is taken. But among ranks at the parent's own switches, those
+    of a host in which the tree has no rank yet come first; and among neighbours, the first in the
+    order of links is taken. ``came_by`` receives the links on the way.
     """
     ptr, link, dst, group, host = graph.ptr, graph.link, graph.dst, graph.group, graph.host
     free, came_by, queue, seen = now.free, now.came_by, now.queue, now.seen
@@ -435,12 +438,12 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
                 if group[w] == own:
                     if inside[w]:
                         continue
-                    # At depth 0 these are the parent's neighbours, and the first in the order of
-                    # links is the one (Y before X). Behind a switch the next rank in cyclic order
+                    # At depth 0 these are the parent's neighbours, of which the first in the order
+                    # of links is taken (Y before X). Behind a switch the next rank in cyclic order
                     # is taken, so that different parents at one switch take different children.
                     ahead = (w - parent) % ranks if depth > 0 else 0
-                    # First a host that the tree has not entered: a tree that enters a host twice
-                    # has used two of its links into the host for what one could bring.
+                    # A host that the tree has not entered comes first: a tree that enters a host
+                    # twice uses two links into the host where one would do.
                     if depth == 1 and entered[host[w]]:
                         ahead += ranks
                     if best < 0 or ahead < best_ahead:
@@ -458,7 +461,7 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
 
 @kernel(inline="always")
 def _lower(graph: Graph, trees: Trees, t, child):
-    """Updates the height of a tree after a rank has been added."""
+    """Update the height of a tree after a rank has been added."""
     near, lacking, inside = trees.near[t], trees.lacking[t], trees.inside[t]
     distance, group = graph.distance[child], graph.group
     lacking[near[child]] -= 1

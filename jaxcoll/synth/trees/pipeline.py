@@ -1,12 +1,12 @@
 """All-reduce up and down a few trees that span all ranks: C-Cube, double binary tree, TTO.
 
-Chunks follow one another, and each tree is a channel of its own. Where links are shared by several,
+Chunks follow one another, and each tree is a separate channel. Where several trees share links,
 messages can be put in the order in which they would start if every link served first come, first
 served (``by_arrival``).
 
 - C-Cube: two trees laid out on a DGX-1.
-- Double binary tree: two trees, the leaves of one being inner ranks of the other. A leaf of one
-  tree only receives there; with both, every rank sends as much as it receives.
+- Double binary tree: two trees, where the leaves of one are inner ranks of the other. A leaf only
+receives in its tree; with both trees, every rank sends as much as it receives.
 - TTO: three trees on a 2D mesh.
 """
 
@@ -40,7 +40,7 @@ from jaxcoll.topologies import dgx1
 from jaxcoll.topologies.generative.kautz_graphs import tree_parents
 from jaxcoll.topology import Topology
 
-# Columns of sends: step, src, dst, chunk, reduce, message; sends of one message stand together.
+# Columns of sends: step, src, dst, chunk, reduce, message; sends of one message are adjacent.
 Columns = tuple[np.ndarray, ...]
 
 
@@ -50,8 +50,8 @@ class Tree:
 
     Attributes:
         parent: the index above each, -1 for the root; int64 of shape (indices,).
-        depth: links to the root, likewise.
-        height: links to the farthest index below, likewise.
+        depth: number of links to the root, of the same shape.
+        height: number of links to the farthest index below, of the same shape.
     """
 
     parent: np.ndarray
@@ -60,14 +60,14 @@ class Tree:
 
     @classmethod
     def from_parents(cls, parent: Sequence[int] | np.ndarray) -> Tree:
-        """The tree in which ``parent[v]`` is above v; it must be one."""
+        """The tree in which ``parent[v]`` is above v; the parents must form a tree."""
         above = np.asarray(parent, np.int64)
         depth, at = np.zeros(len(above), np.int64), above.copy()
         while (at >= 0).any():
             depth += at >= 0
             at = np.where(at >= 0, above[at], -1)
         height = np.zeros(len(above), np.int64)
-        # From the lowest up: a vertex is done before its parent looks at it.
+        # From the lowest vertices up, so that a vertex is done before its parent reads it.
         for v in np.argsort(-depth, kind="stable"):
             if above[v] >= 0:
                 height[above[v]] = max(height[above[v]], height[v] + 1)
@@ -83,15 +83,16 @@ def all_reduce(
 ) -> Schedule:
     """Sums flow up every tree and results down, piece by piece; routed over shortest paths.
 
-    The chunks of a group are dealt to the trees in turn, and those of a tree cut into pieces. A
-    piece goes up the tree, each rank adding what all its children sent, and back down from the
-    root, while the next follows. All chunks that a rank sends to another in a step are one message.
+    The chunks of a group are dealt to the trees in turn, and those of a tree are cut into pieces. A
+    piece goes up the tree, where each rank adds the sums of all its children, and back down from
+    the root, while the next piece follows. All chunks that a rank sends to another in a step are
+    one message.
 
     Args:
-        trees: from the size of a group to its trees; a tree listed twice gets two shares.
-        pieces: pieces of the data of a group, at most; None for one chunk per tree and piece.
-        nbytes: of a rank's buffer, for which links serve trees in the order of arrival
-            (``arrivals``); None for the order of steps, in which all trees move in lockstep.
+        trees: maps the size of a group to its trees; a tree listed twice gets two shares.
+        pieces: the most pieces of the data of a group; None for one chunk per tree and piece.
+        nbytes: bytes of a rank's buffer, for which links serve trees in the order of arrival
+            (``by_arrival``); None for the order of steps, in which all trees move in lockstep.
     """
     columns, count_of_messages = [], 0
     for g, group in enumerate(collective.groups):
@@ -99,12 +100,12 @@ def all_reduce(
             continue
         ranks = np.asarray(group)
         chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
-        # Chunks are dealt to the trees in rotation; a tree that is listed twice gets two of them.
+        # Chunks are dealt to the trees in rotation; a tree listed twice gets two of them.
         share = trees(len(group))
         count = -(-len(chunks) // len(share))
         count = count if pieces is None else min(pieces, count)
-        # Over the chunks of the group and not of a tree, so that a piece is a run of the buffer
-        # that all trees work on at the same time.
+        # Pieces are cut from the chunks of the group, not of a tree, so that a piece is a run of
+        # the buffer on which all trees work at the same time.
         piece_of = np.arange(len(chunks)) * count // len(chunks)
         for turn, tree in enumerate(share):
             mine = slice(turn, None, len(share))
@@ -134,10 +135,10 @@ def _up_and_down(
 
     chunks = np.tile(chunk, len(below))
     message = (np.arange(len(below))[:, None] * (piece.max(initial=0) + 1) + piece).ravel()
-    # A rank of height h has all of its children's sums after step h - 1, and adds its own. Pieces
-    # come one step apart.
+    # A rank of height h has all sums of its children after step h - 1, and adds its own data.
+    # Pieces are one step apart.
     up = (tree.height[below][:, None] + piece).ravel()
-    # The root, of the greatest height, is done in the step before.
+    # The root, which has the greatest height, is done in the step before.
     down = (tree.height.max() + tree.depth[above][:, None] + piece).ravel()
     child, parent = spread(ranks[below]), spread(ranks[above])
     return [
@@ -149,20 +150,20 @@ def _up_and_down(
 def by_arrival(
     topology: Topology, collective: Collective, columns: Columns, nbytes: float
 ) -> Schedule:
-    """The schedule of some messages, each link in the order of first come, first served.
+    """The schedule of messages that each link serves first come, first served.
 
-    Steps of a pattern say what waits for what; kept as the order of a link, they also make a
-    message that is ready wait for one of another tree that is late. Libraries give each channel a
-    thread block of its own, which does not wait so.
+    The steps of a pattern tell which messages wait for which. As the order of a link, they also
+    make a message that is ready wait for a late one of another tree. Libraries give each channel
+    its own thread block, which does not wait in this way.
 
     Args:
-        columns: ``step, src, dst, chunk, reduce, message``, int64 but for ``reduce``; the sends of
-            a message share all but the chunk, and chunks that move together do so all the way.
-        nbytes: of a rank's buffer, for which messages are timed (link model "astra").
+        columns: ``step, src, dst, chunk, reduce, message``, int64 except ``reduce``; the sends of a
+            message differ only in the chunk, and chunks that move together do so all the way.
+        nbytes: bytes of a rank's buffer, for which messages are timed (link model "astra").
     """
     order = np.lexsort((columns[5], columns[0]))
     step, src, dst, chunk, reduce, message = (column[order] for column in columns)
-    # The first send of each message stands for all of it: they share step, ends and piece.
+    # The first send of each message represents all of them: they share step, ends and piece.
     first = np.flatnonzero(np.append(True, (message[1:] != message[:-1]) | (step[1:] != step[:-1])))
     sizes = np.diff(np.append(first, len(step)))
     pair, edge = np.unique(src[first] * topology.num_ranks + dst[first], return_inverse=True)
@@ -171,7 +172,7 @@ def by_arrival(
         edges.path_link[edges.path_ptr[e] : edges.path_ptr[e + 1]].tolist()
         for e in range(len(edges))
     ]
-    # A message waits for those that brought its source the data, whatever the steps say.
+    # A message waits only for those that brought its source the data, regardless of the steps.
     waits = _waits(src[first].tolist(), dst[first].tolist(), chunk[first].tolist())
     routes = [(int(topology.src[path[0]]), *topology.dst[path].tolist()) for path in paths]
     share = nbytes / collective.num_chunks
@@ -184,8 +185,8 @@ def by_arrival(
     free = defaultdict(int)  # the first step at which a link has no message yet
     for m in np.argsort(start, kind="stable").tolist():
         path = paths[edge[m]]
-        # By starting time, so that the order on every link of the path is that of the simulated
-        # run.
+        # Messages are taken by starting time, so that the order on every link of a path is that of
+        # the simulated run.
         at = max([free[link] for link in path] + [step_of[i] + 1 for i in waits[m]])
         step_of[m] = at
         free.update(dict.fromkeys(path, at + 1))
@@ -201,7 +202,7 @@ def by_arrival(
 
 
 def _waits(src: list[int], dst: list[int], chunk: list[int]) -> list[tuple[int, ...]]:
-    """Per message those before it that bring its source what it sends."""
+    """For each message, the earlier ones that bring its source the data it sends."""
     brought: dict[tuple[int, int], list[int]] = defaultdict(list)
     found = []
     for m, (u, v, c) in enumerate(zip(src, dst, chunk, strict=True)):
@@ -212,7 +213,7 @@ def _waits(src: list[int], dst: list[int], chunk: list[int]) -> list[tuple[int, 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Trees(Synthesizer):
-    """All-reduce over a few trees, as ``all_reduce`` does it in so many pieces."""
+    """All-reduce over a few trees by ``all_reduce``, with a number of pieces."""
 
     pieces: int | None = None
 
@@ -223,18 +224,18 @@ class _Trees(Synthesizer):
 
 
 class _AnySize(_Trees):
-    """Trees on networks of any size, where whole chunks (one piece) are worth trying too."""
+    """Trees for networks of any size, for which whole chunks (one piece) are worth trying too."""
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
         return (cls(), cls(pieces=1))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        """One chunk or, if messages are cut into pieces, the counts worth trying for a pipeline."""
         return in_pieces(self.pieces)
 
 
-# The second tree is the first under this symmetry of the network.
+# This symmetry of the network maps the first tree to the second.
 _SYMMETRY = np.asarray((6, 7, 4, 5, 2, 3, 0, 1))
 _FIRST = np.asarray((-1, 0, 1, 0, 5, 1, 2, 5))
 
@@ -244,10 +245,11 @@ class CCube(_Trees):
     """All-reduce over two binary trees that share no link of a DGX-1.
 
     Cho, Son and Kim, "Logical/physical topology-aware collective communication in deep learning
-    training" (HPCA 2023). Their figure is not at hand; these trees have what the TACOS paper says
-    of it (Sec. VI-B.5): they use one NVLink to each of a rank's four neighbours, so 2 of its 6 lie
-    idle, and no link twice. Every rank is a leaf of one and inside the other, both are 3 high, and
-    a symmetry of the network maps one onto the other. Results go down while sums come up.
+    training" (HPCA 2023). Their figure is not at hand; these trees have the properties that the
+    TACOS paper states of it (Sec. VI-B.5): they use one NVLink to each of a rank's four neighbours,
+    so 2 of its 6 are idle, and no link twice. Every rank is a leaf of one tree and inside the
+    other, both have height 3, and a symmetry of the network maps one onto the other. Results go
+    down while sums come up.
 
     Its field ``pieces`` is that of ``DoubleBinaryTree``.
     """
@@ -260,7 +262,7 @@ class CCube(_Trees):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no DGX-1.
+            TopologyError: the network is not a DGX-1.
             CollectiveError: the groups are not all ranks in order.
         """
         wires = dgx1(merged=True)
@@ -288,7 +290,7 @@ class DoubleBinaryTree(_AnySize):
     Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
     (2009), with the trees of NCCL: in the first, ranks with more trailing zero bits are higher up;
     the second is the first mirrored (even n) or shifted by one (odd n). Any number of ranks will
-    do, though the TACOS paper takes it for powers of two only. Topology-oblivious: parents and
+    do, though the TACOS paper uses it only for powers of two. Topology-oblivious: parents and
     children are routed over shortest paths.
 
     Attributes:
@@ -316,12 +318,12 @@ class Tto(_AnySize):
     """All-reduce over three trees of a 2D mesh, chunks overlapping.
 
     Laskar, Majhi, Kim, Shahid and Kim, "Enhancing collective communication in MCM accelerators for
-    deep learning training" (HPCA 2024). From the first corner down the first column and along all
-    rows; from the opposite corner along the last row and up all columns; from the end of the first
-    row, along the rows above the diagonal and down the columns below it. Every link carries the
-    results of one tree and the sums of another at most, except around one corner: the third tree of
-    the authors' simulator leaves it out, as it has two neighbours for three trees. Here they carry
-    it alternately.
+    deep learning training" (HPCA 2024). The first tree goes from the first corner down the first
+    column and along all rows; the second goes from the opposite corner along the last row and up
+    all columns; the third goes from the end of the first row along the rows above the diagonal and
+    down the columns below it. Every link carries at most the results of one tree and the sums of
+    another, except around one corner. The third tree of the authors' simulator leaves that corner
+    out, as it has two neighbours for three trees. Here both neighbours carry its data alternately.
 
     Defined on meshes and tori of two dimensions, for all ranks at once.
 
@@ -350,7 +352,7 @@ class Tto(_AnySize):
 
 
 def three_trees(rows: int, columns: int) -> tuple[Tree, Tree, Tree, Tree]:
-    """The trees over the ranks of a mesh, row by row; the third in both its forms."""
+    """The trees over the ranks of a mesh, row by row, with both forms of the third."""
     rank = np.arange(rows * columns)
     row, column = np.divmod(rank, columns)
     up, down, left, right = rank - columns, rank + columns, rank - 1, rank + 1

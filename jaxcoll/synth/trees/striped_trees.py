@@ -1,12 +1,12 @@
-"""Striped trees: a broadcast over low trees, in only one of which a host sends on to other hosts.
+"""Striped trees: a broadcast over low trees, where each host forwards in only one of them.
 
-Down one tree with two children per host every inner host sends all data twice, and leaves send
-nothing. So the data are cut in stripes with a tree each, and the hosts inside one tree are leaves
+In one tree with two children per host, every inner host sends all data twice, and leaves send
+nothing. So the data are cut into stripes with a tree each, and the hosts inside one tree are leaves
 of all others: with two trees of two children each, every host sends two halves. Such trees are low,
-where a chain through the hosts is as long as they are many.
+while a chain through the hosts is as long as their number.
 
-From host 0 to seven others with two children: 1, 3, 5 and 7 are inside the first tree, 2, 4 and 6
-inside the second. Both are four links high, a chain is seven.
+For example, from host 0 to seven others with two children, hosts 1, 3, 5 and 7 are inside the first
+tree, and 2, 4 and 6 inside the second. Both are four links high; a chain would have seven.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
-# Ranks up to which the trees of ``ForestColl``, which fill links better, are low enough.
+# Up to this number of ranks the trees of ``ForestColl``, which fill links better, are low enough.
 _FEW_RANKS = 64
-# Pieces of all stripes of an index: what more of them gain is soon known, so that few are tried.
+# Numbers of pieces of all stripes of an index. Few are tried, since the gain of more is soon known.
 _PIECES = (1, 16, 128, 384, 768)
 _DEGREES = range(2, 17)
 
@@ -43,18 +43,19 @@ class StripedTrees(Synthesizer):
     SplitStream (Castro et al., "SplitStream: high-bandwidth multicast in cooperative environments",
     SOSP 2003) between hosts, along rails: the trees of index i join the ranks i of all hosts, so
     that every port of a host is in use, and each of these ranks passes its stripe on to the others
-    of its host. The root's host gets its share of every stripe from the root; of the stripes
-    of the root's own index it is spread over several ranks, so that the root does not send it to
-    all. Hosts are those of ``HierarchicalTree``, of consecutive ranks.
+    of its host. The root's host gets its share of every stripe from the root. The stripes of the
+    root's own index are spread over several ranks of its host, so that the root does not send them
+    to all.
+    Hosts are those of ``HierarchicalTree``, of consecutive ranks.
 
     Attributes:
-        degree: stripes per rank of a host, and children of a host in the tree it is inside of; of 2
-            to 16 the one that delays the last piece least when omitted.
-        inner: ranks per host; read off the network when omitted, 1 where it has no hosts.
-        nbytes: bytes of the buffer that the degree is chosen for.
+        degree: stripes per rank of a host, and children of a host in the tree that it is inside of.
+            When omitted, it is the number from 2 to 16 that delays the last piece least.
+        inner: ranks per host; read off the network when omitted, 1 if it has no hosts.
+        nbytes: bytes of the buffer for which the degree is chosen.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     degree: int | None = None
@@ -72,11 +73,11 @@ class StripedTrees(Synthesizer):
         checks.integer_fields(self, CollectiveError, "degree", "inner", or_none=True)
 
     def may_win(self, problem: Problem) -> bool:
-        """Where there are switches between so many ranks that other trees are high."""
+        """Whether there are switches, and so many ranks that other trees are high."""
         return problem.topology.num_ranks > _FEW_RANKS and not problem.topology.is_direct
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """Multiples of the trees."""
+        """Multiples of the number of trees."""
         inner, degree = self._shape(problem.topology)
         return (tuple(inner * degree * -(-pieces // degree) for pieces in _PIECES),)
 
@@ -100,10 +101,11 @@ class StripedTrees(Synthesizer):
         """The trees of a root, each with the same part of the data.
 
         Args:
-            chunks: that the trees share evenly: of chunks that all do not divide, fewer take them.
+            chunks: number of chunks that the trees share evenly; if it is not a multiple of the
+                trees, fewer trees are used.
 
         Raises:
-            TopologyError: hosts that do not divide the ranks.
+            TopologyError: hosts do not divide the ranks.
         """
         n, (inner, degree) = topology.num_ranks, self._shape(topology)
         stripes = interior_disjoint(n // inner, degree)
@@ -135,7 +137,7 @@ class StripedTrees(Synthesizer):
         """Ranks per host and the degree.
 
         Raises:
-            TopologyError: hosts that do not divide the ranks.
+            TopologyError: hosts do not divide the ranks.
         """
         try:
             inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
@@ -153,10 +155,10 @@ class StripedTrees(Synthesizer):
 
 
 def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
-    """The degree with which the last piece comes soonest, after the time of all data.
+    """The degree with which the last piece arrives first after the time of all data.
 
-    It waits at every host inside its tree for the same piece to leave to all children, and crosses
-    the network. More children wait longer, in fewer hosts one after another.
+    The piece waits at every host inside its tree until it has left to all children, and crosses the
+    network. More children mean a longer wait, at fewer consecutive hosts.
     """
     hosts = topology.num_ranks // inner
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, inner, np.int32)).path(0)
@@ -171,21 +173,22 @@ def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
 
 
 def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
-    """Trees from host 0, as the host above each (-1 of host 0); every host is inside one of them.
+    """Trees from host 0, as the parent of each host (-1 for host 0); each host is inside one tree.
 
-    Host v is inside tree (v - 1) mod ``degree``, with as many children. Where hosts do not divide
-    evenly some trees have no place for all leaves: these go to hosts that have a child less.
+    Host v is inside tree (v - 1) mod ``degree``, with ``degree`` children. If hosts do not divide
+    evenly, some trees have no place for all leaves; these go to hosts with one child less.
 
     Args:
-        hosts: more than ``degree``, so that every tree has a host inside.
+        hosts: number of hosts, more than ``degree``, so that every tree has an inner host.
     """
     host, spare = np.arange(hosts), np.full(hosts, degree)
     trees, left = [], []
     for tree in range(degree):
         parent, is_inside = np.full(hosts, -1), (host - 1) % degree == tree
         inside, leaves = (host[1:][which[1:]] for which in (is_inside, ~is_inside))
-        # From the root down, all inner hosts before any leaf: the lowest tree there is. Of leaves
-        # the last first: the last inside their own trees have fewer children, and places for more.
+        # From the root down, all inner hosts come before any leaf, which makes the lowest tree. The
+        # last leaves come first: as the last inside their own trees they have fewer children, and
+        # places for more.
         order = np.concatenate([inside, leaves[::-1]])
         above = np.append(0, np.repeat(inside, degree))[: len(order)]
         parent[order[: len(above)]] = above
@@ -202,11 +205,11 @@ def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
 
 
 def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
-    """The rank above each, in the tree of one index of the hosts and a stripe; -1 of the root.
+    """The parent of each rank in the tree of one index of the hosts and a stripe; -1 for the root.
 
     Args:
-        above: the host above each host in a tree of hosts; host 0 stands for the root's.
-        turn: by which ranks of the root's host take turns.
+        above: the parent of each host in a tree of hosts; host 0 stands for the root's host.
+        turn: number by which ranks of the root's host take turns.
     """
     hosts = len(above)
     first = (root // inner + np.arange(hosts)) % hosts * inner
@@ -216,8 +219,8 @@ def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) ->
     head = first[0] + rail
     parent[head] = root
     if head == root:
-        # The root sends its own index's stripes to two, and each of these to three others: to all
-        # it would send nearly twice what comes into any host.
+        # The root sends its own index's stripes to two ranks, and each of these to three others.
+        # Sending to all, it would send nearly twice as much as enters any host.
         others = first[0] + np.arange(inner)
         others = np.roll(others[others != root], turn)
         parent[others[:2]] = root
@@ -227,13 +230,13 @@ def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) ->
 
 
 def _downwards(parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The edges of a tree from above, each after the one into its start."""
+    """The edges of a tree from the root down, each after the edge into its start."""
     order = np.argsort(_depths(parent), kind="stable")[1:]
     return parent[order], order
 
 
 def _depths(parent: np.ndarray) -> np.ndarray:
-    """Edges from the place above each that has no parent, int64 of shape (places,)."""
+    """The number of edges between each place and its root, int64 of shape (places,)."""
     depth, at = np.zeros(len(parent), np.int64), np.arange(len(parent))
     while (parent[at] >= 0).any():
         depth += parent[at] >= 0

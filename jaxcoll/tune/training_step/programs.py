@@ -1,7 +1,7 @@
-"""Programs of a step: one that holds all candidates, and plain ones of one candidate per task.
+"""Programs of a step: one with all candidates, or plain ones with one candidate per task.
 
-Both keep what the jitted step promises: avals, shardings and donation. The plain ones are the
-step's own jit, traced under other choices, so that they also keep its signature.
+All of them keep the avals, shardings and donation of the jitted step. The plain programs are the
+step's own jit, traced under other choices, so they also keep its signature.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune.training_step.regression import Choice
 
-# Of background threads. Steps leave processor time to compilers while devices wait for each other,
-# so that a higher priority slows the steps and hardly speeds up the compilers.
+# The niceness of background threads. Steps leave processor time to compilers while devices wait for
+# each other, so a higher priority would slow the steps and hardly speed up the compilers.
 _NICE = 19
 
-# By its named scope a compiled program tells which task an operation belongs to.
+# The prefix of named scopes, which tell the task of an operation in a compiled program.
 SCOPE = "jaxcoll.configurations"
 
-# A configuration per candidate; None is the default.
+# The candidates of each task; None is the default configuration.
 Candidates = Mapping[Task, Sequence[Config | None]]
 
 
 def abstract(tree: Any) -> Any:
-    """The types of arguments, with the shardings of committed arrays; other leaves unchanged."""
+    """The types of arguments, with shardings for committed arrays; other leaves are unchanged."""
     return jax.tree.map(_abstract, tree)
 
 
 def signature(args: tuple, kwargs: dict) -> tuple:
-    """What arguments of one program have in common, of arrays or as ``abstract`` gives them."""
+    """The structure and types that a program is compiled for, from arrays or ``abstract`` ones."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     types = []
     for leaf in leaves:
@@ -67,7 +67,7 @@ def _abstract(leaf: Any) -> Any:
 def choices_of(
     candidates: Candidates, choice: Choice, base: configured.Choices | None = None
 ) -> configured.Choices | None:
-    """The choices under which a step runs a candidate per task; other tasks run by ``base``."""
+    """The choices under which a step runs one candidate per task; other tasks run by ``base``."""
     chosen = zip(candidates.items(), choice, strict=True)
     fixed = {task: configs[i] for (task, configs), i in chosen if configs[i] is not None}
     return Layered(fixed, base) if fixed else base  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ class Layered(configured.Fixed):
         self._base = base
 
     def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
-        """The result by the configuration of the task."""
+        """The result of running the task by its configuration."""
         if task in self.configs or self._base is None:
             return super().run(task, x, run_by)
         return self._base.run(task, x, run_by)
@@ -111,7 +111,7 @@ def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> N
     """Refuse a program whose results differ from the step's in structure, avals or shardings.
 
     Raises:
-        TuneError: saying which result differs.
+        TuneError: a result differs; the text names it.
     """
     lowered, compiled = compile_plain(step, configured.current(), args, kwargs)
     same_lowered, same_compiled = found
@@ -138,7 +138,7 @@ def _is_sharding(value: Any) -> bool:
 
 
 class _Switched:
-    """Runs every task by the candidate that an operand of the program names."""
+    """Runs every task by the candidate whose number is an operand of the program."""
 
     def __init__(
         self,
@@ -163,20 +163,20 @@ class _Switched:
             return lax.switch(index, branches, x)
 
     def forget(self) -> None:
-        """Let go of the tracers: caches of JAX keep this object as a key."""
+        """Drop the tracers, since caches of JAX keep this object as a key."""
         self._branches = {}
 
 
 class SwitchProgram:
-    """A step compiled once with all candidates of all tasks, chosen by operands in every call.
+    """A step compiled once with all candidates of all tasks; operands of each call choose.
 
     Args:
         step: a jitted function.
-        candidates: of each task.
-        args, kwargs: types of the arguments, as ``abstract`` gives them.
+        candidates: the candidates of each task.
+        args, kwargs: types of the arguments, as returned by ``abstract``.
 
     Raises:
-        TuneError: the step has static arguments, whose programs cannot share one.
+        TuneError: the step has static arguments, so that one program cannot hold all candidates.
     """
 
     def __init__(self, step: Any, candidates: Candidates, args: tuple, kwargs: dict):
@@ -189,8 +189,8 @@ class SwitchProgram:
 
         base = configured.current()
 
-        # The operands of the program are the candidates' positions, then the step's own leaves: so
-        # one compilation serves every choice, and donation is by leaf, one place further on.
+        # The operands are the candidates' numbers, followed by the step's own leaves. So one
+        # compilation serves every choice, and donated leaves are one place further on.
         def traced(which, *flat):
             args, kwargs = jax.tree.unflatten(structure, flat)
             choices = _Switched(candidates, which, base)
@@ -200,7 +200,7 @@ class SwitchProgram:
             finally:
                 choices.forget()
 
-        # XLA chooses shardings of results by the program; those of the step itself are promised.
+        # XLA would choose shardings of results for this program; those of the step must be kept.
         shardings = compiled(default).output_shardings
         switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
         self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
@@ -208,7 +208,7 @@ class SwitchProgram:
 
     @property
     def local_devices(self) -> int:
-        """How many devices of this process run the program."""
+        """Number of devices of this process that run the program."""
         shardings = jax.tree.leaves(self._compiled.output_shardings, is_leaf=_is_sharding)
         return max((len(s.addressable_devices) for s in shardings), default=1)
 
@@ -218,7 +218,7 @@ class SwitchProgram:
         return self._lowered, self._compiled
 
     def __call__(self, choice: Choice, args: tuple, kwargs: dict) -> Any:
-        """The step's result by a candidate per task."""
+        """The result of the step with one candidate per task."""
         leaves = jax.tree.leaves((args, kwargs))
         return self._compiled(tuple(np.int32(i) for i in choice), *leaves)
 
@@ -227,11 +227,12 @@ class SwitchProgram:
 
 
 class Background:
-    """One piece of work on a thread of low priority; training goes on meanwhile.
+    """One piece of work on a thread of low priority, while training goes on.
 
     Args:
-        work: to do.
-        is_compiler: whether it hardly runs Python, so that the lowest priority slows no step.
+        work: the function to call.
+        is_compiler: whether the work hardly runs Python, so that it can have the lowest priority
+            without slowing any step.
     """
 
     def __init__(self, work: Callable[[], Any], is_compiler: bool = False):
@@ -239,17 +240,18 @@ class Background:
         self._settings = jax_internals.thread_settings()
         self.result: Any = None
         self.error: Exception | None = None
-        # No daemon: a compiler that the interpreter ends under crashes the process at its exit.
+        # Not a daemon: if the interpreter ended while a compiler runs, the process would crash at
+        # exit.
         self._thread = threading.Thread(target=self._run, name="jaxcoll-tune")
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether the work has ended, well or not."""
+        """Whether the work has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end, for some seconds at most."""
+        """Wait until the work ends, at most for some seconds."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -257,12 +259,12 @@ class Background:
         try:
             with self._settings():
                 self.result = self._work()
-        except Exception as error:  # reported by whoever asks for the result
+        except Exception as error:  # reported by the caller that asks for the result
             self.error = error
 
 
 def compiled(lowered: Any) -> Any:
-    """The compiled program of a lowered one, compiled at the lowest priority."""
+    """Compile a lowered program at the lowest priority."""
     work = Background(lowered.compile, is_compiler=True)
     work.join()
     if work.error is not None:
@@ -271,10 +273,11 @@ def compiled(lowered: Any) -> Any:
 
 
 def lower_priority(is_compiler: bool = False) -> None:
-    """Give this thread a low priority where the system has one per thread (Linux).
+    """Lower the priority of this thread where the system has priorities per thread (Linux).
 
-    Compilers run only when a processor has nothing else to do. Threads that run Python must not:
-    they hold its lock, and on a machine with much other work a step would wait for it.
+    Compilers run only when a processor is idle otherwise. Threads that run Python must not have
+    that lowest priority: they hold the interpreter's lock, and on a busy machine a step would wait
+    for it.
     """
     thread = threading.get_native_id()
     try:

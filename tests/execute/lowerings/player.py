@@ -68,7 +68,7 @@ def played(program: PermuteProgram, x: np.ndarray) -> np.ndarray:
 
 
 def drawn(count: int) -> list[PermuteProgram]:
-    """Programs of sound schedules of any kind, group and network."""
+    """Programs of sound schedules of any kind, group and network that a call can have."""
     found: list[PermuteProgram] = []
 
     @settings(
@@ -77,7 +77,13 @@ def drawn(count: int) -> list[PermuteProgram]:
     )  # fmt: skip
     @given(st.lists(schedules(), min_size=1, max_size=1))
     def collect(some):
-        found.extend(permute_program(schedule) for schedule in some)
+        # JAX has no all_to_all among groups of unlike sizes.
+        found.extend(
+            permute_program(schedule)
+            for schedule in some
+            if not schedule.collective.traits.is_pairwise
+            or len(set(map(len, schedule.collective.groups))) == 1
+        )
 
     collect()
     return found

@@ -85,7 +85,7 @@ def test_hives_are_joined_over_pcie(numa):
     with pytest.warns(AssumptionWarning) as said:
         made = amd_smi.loads(hives(numa))
     assert [str(each.message) for each in said] == [
-        "the GPUs are assumed to be mi210; state gpu= or --gpu",
+        "the GPUs are assumed to be mi210; state gpu=",
         "PCIe is assumed to carry 31.5 GB/s, and 64 GB/s between sockets",
     ]
     assert made.vertex_names[4:] == ("host 0 PCIe 0", "host 0 PCIe 2", "host 0 sockets")

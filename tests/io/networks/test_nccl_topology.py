@@ -245,4 +245,4 @@ def test_commands_refuse_what_the_file_states(capsys):
     dump = hosts.DUMPS / "dgx_h100.xml"
     assert "--gpu" in refused(capsys, "bound", "--from", dump, "--gpu", "h100")
     assert "states its links" in refused(capsys, "bound", "--from", dump, "--alpha", "1us")
-    assert "belong to --from" in refused(capsys, "bound", "ring:4", "--speeds", "nccl")
+    assert "complete a FILE" in refused(capsys, "bound", "ring:4", "--speeds", "nccl")

@@ -133,7 +133,7 @@ def test_all_that_is_assumed_is_said_at_once():
         slurm.loads(printed.TREE)
     assert [str(each.message) for each in said] == [
         "assumed: a port per rank of 50 GB/s; switches pass up all that their hosts send; a host "
-        "is a rank; gpu= or --gpu, as h100:8, says its GPUs; 5 us to a switch"
+        "is a rank; gpu=, as h100:8, says its GPUs; 5 us to a switch"
     ]
     with pytest.warns(AssumptionWarning) as said:
         slurm.loads("SwitchName=s Nodes=n[1-2]", gpu="h100", network=1e9, inside=1e9, alpha=1e-6)
@@ -198,8 +198,9 @@ test_other_lines_are_refused = refuses(slurm.loads, FormatError, printed.TREE, "
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"gpu": "h1000"}, "gpu must be a kind of GPU and how many"), ({"gpu": "h100:0"}, "at least"),
-     ({"gpu": "tpu v4"}, "gpu must be"), ({"gpu": ""}, "gpu must be"), ({"gpu": 8}, "gpu"),
+    [({"gpu": "h1000"}, "no GPU is called 'h1000'; did you mean h100"),
+     ({"gpu": "h100:0"}, "1 to 256 GPUs"), ({"gpu": "h100:100000"}, "got 'h100:100000'"),
+     ({"gpu": "tpu v4"}, "no GPU is called"), ({"gpu": ""}, "gpu must be"), ({"gpu": 8}, "gpu"),
      ({"network": 0}, "network must be"), ({"alpha": -1}, "alpha"),
      ({"inside": 1e9}, "add gpu=, as h100:8"), ({"gpu": "h100:8", "inside": 0}, "inside")],
 )  # fmt: skip

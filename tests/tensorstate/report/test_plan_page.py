@@ -6,17 +6,24 @@ import dataclasses
 import json
 import math
 import re
+from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import JaxcollError
-from tensorstate import AlphaBetaCosts, MeshShape, search
+from tensorstate import AlphaBetaCosts, MeshShape, search, solve_baseline
 from tensorstate.cost.cost import estimate_cost
+from tensorstate.errors import PlanError
 from tensorstate.report import web_page
-from tensorstate.report.web_page import alternatives
+from tensorstate.report.alternatives import alternatives
+from tensorstate.report.dearest import peak_buffers, sendings
+from tensorstate.report.layers import Layers
 from tests.pages.browser import look, needs_chromium
 
 MESH = {"data": 2, "model": 2}
@@ -51,10 +58,182 @@ def pipelined():
     return planned(microbatches=4)
 
 
-def data_of(page: str) -> dict:
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        width = x.shape[-1]
+        return x + nn.Dense(width, name="down")(nn.relu(nn.Dense(2 * width, name="up")(x)))
+
+
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for k in range(2):
+            x = Block(name=f"block_{k}")(x)
+        return nn.Dense(16, name="head")(x)
+
+
+def planned_modules(width: int, hardware: str):
+    """The plan of a network of modules, with the state of an optimizer."""
+    network, optimizer = Network(), optax.adam(1e-3)
+
+    def train(params, state, x):
+        def loss(params):
+            y = network.apply(params, x)
+            return (y * y).mean()  # type: ignore[union-attr]
+
+        gradients = jax.grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    x = jax.ShapeDtypeStruct((16 * width, width), jnp.float32)
+    params = jax.eval_shape(network.init, jax.random.key(0), x)
+    arguments = params, jax.eval_shape(optimizer.init, params), x
+    return search(train, arguments, mesh=MESH, network=NETWORK, hardware=hardware)
+
+
+@pytest.fixture(scope="module")
+def modular():
+    return planned_modules(64, "CPU")
+
+
+@pytest.fixture(scope="module")
+def overlapping():
+    return planned_modules(512, "H100")
+
+
+def plans_of(page: str) -> list[dict]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    return json.loads(found[1])["plans"]
+
+
+def data_of(page: str) -> dict:
+    (of_plan,) = plans_of(page)
+    return of_plan
+
+
+@pytest.mark.parametrize("which", ["plan", "pipelined"])
+def test_layers_add_up_to_the_plan(which, request):
+    plan = request.getfixturevalue(which)
+    layers, cost = data_of(plan.html())["layers"], plan.cost
+
+    def total(key):
+        return math.fsum(layer[key] for layer in layers)
+
+    assert total("compute") == pytest.approx(cost.compute, rel=1e-12)
+    assert total("communication") == pytest.approx(cost.communication, rel=1e-12)
+    assert total("bytes") == cost.memory.inputs
+
+
+@pytest.mark.parametrize("which", ["modular", "pipelined", "overlapping"])
+def test_the_dearest_collectives_and_the_others_add_up(which, request):
+    plan = request.getfixturevalue(which)
+    data = data_of(plan.html())
+    seconds = [each["seconds"] for each in data["collectives"]]
+    assert 0 < len(seconds) <= web_page.MOST_SENDINGS
+    assert seconds == sorted(seconds, reverse=True)
+    others = data["others"]
+    sent = math.fsum(seconds) + others["seconds"]
+    assert sent == pytest.approx(plan.cost.communication, rel=1e-12)
+    counted = sum(each["count"] for each in data["collectives"]) + others["count"]
+    assert counted == sum(plan.cost.count_by_collective.values())
+    assert all(" by " in each["why"] for each in data["collectives"])
+    every = sendings(plan.problem, plan.result, Layers(plan.problem, plan.result), plan.timeline)
+    waited = math.fsum(each.exposed for each in every)
+    assert waited == pytest.approx(math.fsum(plan.timeline.exposed_of.values()))
+
+
+@pytest.mark.parametrize("which", ["plan", "pipelined", "overlapping"])
+def test_the_buffers_add_up_to_the_peak(which, request):
+    plan = request.getfixturevalue(which)
+    data = data_of(plan.html())
+    live = math.fsum(each["bytes"] for each in data["buffers"]) + data["smaller"]["bytes"]
+    assert live == pytest.approx(plan.cost.memory.peak, abs=1)  # which is rounded up
+    by_category: dict[str, float] = defaultdict(float)
+    for each in peak_buffers(plan.problem, plan.result, Layers(plan.problem, plan.result)):
+        by_category[each.category] += each.nbytes
+    for category in ("inputs", "saved", "gradients"):
+        expected = getattr(plan.cost.memory, category)
+        assert by_category[category] == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("which", ["plan", "overlapping", "modular"])
+def test_pictures_are_the_shardings(which, request):
+    plan = request.getfixturevalue(which)
+    data, specs = data_of(plan.html()), plan.specs.arguments
+    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    by_name = {
+        plan.graph.tensors[i].name: s for i, s in zip(plan.graph.inputs, leaves, strict=True)
+    }
+    pictured = 0
+    for layer in data["layers"]:
+        for array in layer["parameters"]:
+            axes = [tuple(data["axes"][a] for a in cut) for cut in array["cuts"]]
+            spec = tuple(c[0] if len(c) == 1 else c or None for c in axes)
+            expected = by_name[array["name"]]
+            assert spec == (*expected, *[None] * (len(spec) - len(expected)))
+            pictured += 1
+    assert pictured >= 2
+
+
+def test_layers_have_the_names_of_the_model(modular):
+    data = data_of(modular.html())
+    names = [layer["name"] for layer in data["layers"]]
+    assert names[:3] == ["inputs of the step", "block_*/up", "block_*/down"]
+    assert set(names[3:]) <= {"block_*", "head", "the rest of the step"}
+    counts = {layer["name"]: layer["count"] for layer in data["layers"]}
+    assert counts["block_*/up"] == 2
+    # Operators of the backward pass and of the optimizer stand with their layer, too.
+    of_up = [each for each in data["classes"] if each["layer"] == "block_*/up"]
+    assert {each["phase"] for each in of_up} == {"inputs", "forward", "backward", "optimizer"}
+
+
+def test_layers_that_differ_have_no_common_name():
+    params = {str(k): {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)} for k in range(3)}
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+    def layered(params, x):
+        def loss(params):
+            y = x
+            for layer in params.values():
+                y = jnp.tanh(y @ layer["w"])
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    asked = {"mesh": MESH, "network": NETWORK, "hardware": "CPU"}
+    pin = {"params/1/w": ("data", None), "params/0/w": (), "params/2/w": ()}
+    plan = search(layered, (params, x), pin=pin, **asked)
+    layers = data_of(plan.html())["layers"]
+    assert {"0", "1", "2"} <= {layer["name"] for layer in layers}
+    # Of a model without modules products of the backward pass are of the weight whose gradient
+    # they make.
+    (middle,) = (layer for layer in layers if layer["name"] == "1")
+    classes = data_of(plan.html())["classes"]
+    products = [classes[c]["phase"] for c in middle["classes"] if "dot" in classes[c]["name"]]
+    assert sorted(products) == ["backward", "backward", "forward"]
+
+
+def test_two_plans_stand_side_by_side(plan):
+    other = solve_baseline(plan.problem, "fsdp")
+    page = plan.html("Two", other=other, names=("searched", HOSTILE))
+    first, second = plans_of(page)
+    assert (first["name"], second["name"]) == ("searched", HOSTILE)
+    assert first["seconds"] == plan.timeline.seconds
+    assert second["seconds"] == other.timeline.seconds
+    assert first["facts"].keys() == second["facts"].keys()
+    assert "<img" not in page
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"other": 3}, {"names": "ab"}, {"names": ("a",)}, {"names": ("a", 3)}, {"title": 3}],
+    ids=str,
+)
+def test_what_is_no_plan_is_refused(plan, wrong):
+    with pytest.raises(PlanError):
+        plan.html(**{"other": plan} | wrong)
 
 
 @pytest.mark.parametrize("which", ["plan", "pipelined"])
@@ -153,26 +332,57 @@ def test_names_are_escaped(plan):
 
 
 @needs_chromium
-def test_a_box_says_why(plan, tmp_path):
+def test_a_click_leads_to_operators_and_their_prices(modular, tmp_path):
+    plan = modular
     found = look(
-        plan.html("A plan"),
+        plan.html(HOSTILE),
         """
-        const before = byId("said").textContent;
-        const one = classes.findIndex((c) => c.phase === "forward");
-        boxes[one].dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
-        const said = byId("said").textContent;
-        boxes[0].dispatchEvent(new MouseEvent("click"));
-        return { before, said, then: byId("said").textContent, boxes: boxes.length,
-                 wires: wires.length, hacked: window.hacked || 0,
-                 painted: byId("memory").getContext("2d").getImageData(300, 200, 1, 1).data[3] };
+        const own = plans[0], said = () => byId("said").textContent, before = said();
+        const links = [...document.querySelectorAll("#layers .link")];
+        links[1].click();
+        const layer = said();
+        [...byId("said").querySelectorAll(".link")].pop().click();
+        const operator = said();
+        const one = own.classes.findIndex((c) => c.phase === "forward");
+        own.boxes[one].dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+        const box = said();
+        document.querySelector("#collectives .link").click();
+        const pen = document.querySelector("#memories canvas").getContext("2d");
+        return { before, layer, operator, box, sent: said(), boxes: own.boxes.length,
+                 wires: own.wires.length, hacked: window.hacked || 0, layers: links.length,
+                 pictures: document.querySelectorAll("#layers figure svg rect").length,
+                 painted: pen.getImageData(300, 200, 1, 1).data[3] };
+        """,
+        tmp_path,
+    )
+    data = data_of(plan.html())
+    assert (found["faults"], found["requests"], found["console"]) == ([], [], [])
+    assert found["hacked"] == 0
+    assert found["before"].startswith("What to choose")
+    assert "the price of other shardings" in found["layer"]
+    for said in (found["operator"], found["box"], found["sent"]):
+        assert "Why: with another strategy here alone" in said
+    assert found["boxes"] == len(plan.problem.graph.node_classes)
+    assert found["layers"] == len(data["layers"])
+    assert found["pictures"] > found["layers"]
+    assert found["wires"] > 5
+    assert found["painted"] == 255
+
+
+@needs_chromium
+def test_two_plans_have_a_column_each(plan, tmp_path):
+    other = solve_baseline(plan.problem, "fsdp")
+    found = look(
+        plan.html("Two plans", other=other, names=("searched", "fsdp")),
+        """
+        const titles = (id) =>
+          [...document.querySelectorAll(`#${id} h3`)].map((h) => h.textContent);
+        return { titles: ["collectives", "times", "memories"].map(titles),
+                 facts: document.querySelectorAll("#facts tr")[1].children.length,
+                 columns: document.querySelector("#layers tr").children.length };
         """,
         tmp_path,
     )
     assert (found["faults"], found["requests"], found["console"]) == ([], [], [])
-    assert found["hacked"] == 0
-    assert found["before"].startswith("Operators and inputs")
-    assert "Why: with another strategy here alone" in found["said"]
-    assert len({found["before"], found["said"], found["then"]}) == 3
-    assert found["boxes"] == len(plan.problem.graph.node_classes)
-    assert found["wires"] > 5
-    assert found["painted"] == 255
+    assert found["titles"] == [["searched", "fsdp"]] * 3
+    assert (found["facts"], found["columns"]) == (3, 5)

@@ -1,14 +1,16 @@
-"""Hosts that every tree enters once: the hosts and the network between them are packed apart.
+"""Trees that enter every host once: hosts and the network between them are packed separately.
 
-Where hosts of ranks are joined by switches, links into a host are trimmed to the trees of all other
-hosts, so that every one of these trees enters the host by exactly one link. That makes the cut
-around each host tight, and the network falls into smaller ones (as at the cuts of ``tree_packing``,
-all at once): the network of the hosts, each a single rank with the trees of its ranks, and each
-host alone, where trees from outside start at the ranks that they enter by. Hosts may differ, so
-that clusters with dead or slow network cards need no more than one packing for each kind of host.
+Where switches join hosts of ranks, the links into a host are trimmed to the number of trees of all
+other hosts, so that each of these trees enters the host by exactly one link. That makes the cut
+around each host tight, and the network splits into smaller ones (as at the cuts of
+``tree_packing``, but all at once): the network of the hosts, in which each host is a single rank
+with the trees of its ranks; and each host alone, in which trees from outside start at the ranks
+where they enter. Hosts may differ, so clusters with dead or slow network cards need just one
+packing for each kind of host.
 
-Trees found this way are optimal trees of the whole network, but not every network has such trees:
-a host that only spreads what enters it if trees enter it repeatedly is left to other ways.
+Trees found in this way are optimal for the whole network, but not every network has such trees:
+some hosts can spread the trees from outside only if trees enter them repeatedly. Those networks are
+left to other ways.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from jaxcoll.synth.forestcoll.routed_trees import MOST_EDGES, RoutedTrees
 from jaxcoll.synth.forestcoll.shortcuts.pairings import share_of, transported
 from jaxcoll.topology import Topology
 
-_SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
+_SAFE = 2**61  # bound of all capacities and trees together, so that 64-bit flows are exact
 
 Pack = Callable[[Topology, Scaling], RoutedTrees]
 Paths = Sequence[tuple[int, ...]]
@@ -37,12 +39,12 @@ Paths = Sequence[tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Arc:
-    """What one path between hosts can carry once links into hosts are trimmed.
+    """A path between hosts, and its capacity once links into hosts are trimmed.
 
     Attributes:
-        tail, head: a rank or a switch between hosts.
-        amount: trees.
-        path: links in the order they are crossed.
+        tail, head: the ends of the path, each a rank or a switch between hosts.
+        amount: number of trees that it can carry.
+        path: its links, in the order in which they are crossed.
     """
 
     tail: int
@@ -53,13 +55,14 @@ class Arc:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Hosts of ranks, and the vertices between them.
+    """A partition of a network into hosts and the vertices between them.
 
     Attributes:
         host: the host of each vertex, -1 for switches between hosts, int64 of shape (vertices,).
-        ranks: ranks of each host.
-        arcs: paths from host to host, or from either to a switch between hosts.
-        capacity: trees that each link can carry inside its host, beside those on paths.
+        ranks: the ranks of each host.
+        arcs: paths between hosts, or between a host and a switch between hosts.
+        capacity: number of trees that each link can carry inside its host, in addition to those on
+            paths.
     """
 
     host: np.ndarray
@@ -69,24 +72,24 @@ class Partition:
 
 
 def packed_by_hosts(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[RoutedTrees]:
-    """Trees by every way to see a network as hosts that trees enter once; not yet checked."""
+    """Trees, not yet checked, for every partition into hosts that trees enter once."""
     if sum(scaling.capacity) + sum(scaling.trees) >= _SAFE:
         return
     for partition in _partitions(topology, scaling):
         try:
             yield _packed(topology, scaling, partition, pack)
-        except TopologyError:  # a host alone cannot spread what enters it
+        except TopologyError:  # a host cannot spread the trees that enter it
             continue
 
 
 def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
-    """Hosts that are left without some switches, if trees can enter them once.
+    """Partitions into the hosts that remain without some switches, if trees can enter them once.
 
-    The networks that have to be packed have at most half the ranks; the smallest come first.
+    The smaller networks have at most half the ranks; partitions with the smallest come first.
     """
     n, vertices = topology.num_ranks, topology.num_vertices
     seen: dict[bytes, tuple[int, np.ndarray, int]] = {}
-    # Switches that may join hosts: the widest or the highest.
+    # The switches that may join hosts are the widest or the highest ones.
     degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
     for outer in (
         (np.arange(vertices) >= n) & (number >= least)
@@ -97,15 +100,15 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
         part = components(vertices, topology.src[inside], topology.dst[inside])
         names, of_rank = np.unique(part[:n], return_inverse=True)
         largest = max(len(names), int(np.bincount(of_rank).max()))
-        # Packing takes about the square of the ranks times the vertices: parts of half the ranks
-        # take an eighth of the time, larger ones hardly less than the whole.
+        # The time of packing grows as the square of the ranks times the vertices: parts of half the
+        # ranks take an eighth of the time, larger ones hardly less than the whole.
         if 2 * largest <= n:
             place = np.full(vertices, -1)
             place[names] = np.arange(len(names))
             host = np.where(outer, -1, place[part])
             seen.setdefault(host.tobytes(), (largest, host, len(names)))
-    # The smallest parts first: packing them takes least, and a partition that fails is seen to fail
-    # by a flow before anything is packed.
+    # The smallest parts come first, as they take least time to pack; and if a partition must fail,
+    # a flow tells that before anything is packed.
     for _, host, count in sorted(seen.values(), key=lambda way: way[0]):
         found = _trimmed(topology, scaling, host, count)
         if found is not None:
@@ -115,17 +118,17 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
 def _trimmed(
     topology: Topology, scaling: Scaling, host: np.ndarray, count: int
 ) -> tuple[list[Arc], list[int]] | None:
-    """Paths that carry as many trees into each host as are rooted outside, and out as many.
+    """Paths that carry as many trees into each host as are rooted outside, and as many out.
 
-    None if hosts have links to anything but switches between them, or links that are too narrow or
-    come without a link back.
+    None if hosts have links to anything other than switches between them, or if links are too
+    narrow or have no link back.
     """
     capacity = list(scaling.capacity)
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     back: dict[tuple[int, int], int] = {}
     into: list[dict[int, int]] = [{} for _ in range(count)]
-    # A link that crosses joins a host to a switch between hosts, alone between its two ends: other
-    # networks are not of this form.
+    # A link across the boundary of a host must lead to a switch between hosts, without a parallel
+    # link; networks with other links do not have this form.
     for link, (u, v) in enumerate(ends):
         if host[u] == host[v]:
             continue
@@ -140,12 +143,12 @@ def _trimmed(
     for links, wanted in zip(into, outside, strict=True):
         if not 0 < wanted <= sum(links.values()):
             return None
-        # In proportion to the links' capacity, so that no card of a host becomes the narrow one; a
-        # dead card has capacity 0 and gets nothing.
+        # Trees are shared in proportion to the links' capacity, so that no card of a host becomes a
+        # bottleneck; a dead card has capacity 0 and gets none.
         for link, amount in share_of(links, wanted).items():
             reverse = back.get(ends[link][::-1])
-            # As much is let out as is let in, so that the smaller networks stay balanced and their
-            # switches can be removed (Theorem 26).
+            # Links out are trimmed like links in, so that the smaller networks stay balanced and
+            # their switches can be removed (Theorem 26).
             if reverse is None or capacity[reverse] < amount:
                 return None
             capacity[link] = capacity[reverse] = amount
@@ -155,10 +158,10 @@ def _trimmed(
 def _paths(
     topology: Topology, host: np.ndarray, capacity: list[int]
 ) -> tuple[list[Arc], list[int]] | None:
-    """The links between hosts, those of switches inside hosts extended to ranks.
+    """The links between hosts; links of switches inside hosts are extended to ranks.
 
-    Every rank that such a switch is joined to gets a share of what enters by it, and of what
-    leaves. None if it is joined to no ranks, or they have too little capacity.
+    Every rank joined to such a switch gets a share of the trees that enter or leave by it. None if
+    no ranks are joined to it, or if their links have too little capacity.
     """
     n, left, arcs = topology.num_ranks, list(capacity), []
     ports: dict[tuple[int, bool], tuple[dict[int, int], dict[int, int]]] = {}
@@ -193,10 +196,11 @@ def _paths(
 
 
 def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pack) -> RoutedTrees:
-    """Trees between the hosts, and at the place of each host trees of that host.
+    """Trees between the hosts in which trees inside each host take the place of that host.
 
     Raises:
-        TopologyError: one of the smaller networks holds no such trees, or too many different ones.
+        TopologyError: one of the smaller networks has no such trees, or the trees are too many to
+            hold.
     """
     entering = np.asarray(scaling.trees, np.int64)
     own = tuple(int(entering[ranks].sum()) for ranks in partition.ranks)
@@ -207,10 +211,10 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     ]
     between, arcs = _between(topology, scaling, partition)
     shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
-    # Equal hosts with equal needs are packed once.
+    # Equal hosts that must spread equal trees are packed once.
     different = dict.fromkeys((inside, needed) for inside, _, needed in hosts)
     for one, needed in [(between, shared), *different]:
-        # A cut that is short is found in a flow, long before packing would fail on it.
+        # A flow finds a cut with too little capacity, long before packing would fail on it.
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
     across = pack(between, shared)
@@ -224,7 +228,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
 def _between(
     topology: Topology, scaling: Scaling, partition: Partition
 ) -> tuple[Topology, list[Arc]]:
-    """The network of the hosts, each one rank, and the arc that each of its links stands for."""
+    """The network with each host as one rank, and the arc that each of its links stands for."""
     vertex, count = partition.host.copy(), len(partition.ranks)
     outer = np.flatnonzero(vertex < 0)
     vertex[outer] = count + np.arange(len(outer))
@@ -247,7 +251,7 @@ def _between(
 def _inside(
     topology: Topology, scaling: Scaling, partition: Partition, b: int, entering: np.ndarray
 ) -> tuple[Topology, np.ndarray, Scaling]:
-    """One host alone, its links, and the trees that it must spread from each of its ranks."""
+    """The network of one host, its links, and the trees that start at each of its ranks."""
     vertices = np.flatnonzero(partition.host == b)
     place = np.full(topology.num_vertices, -1)
     place[vertices] = np.arange(len(vertices))
@@ -276,7 +280,7 @@ def _joined(
     between: tuple[RoutedTrees, Paths],
     insides: list[tuple[RoutedTrees, Paths]],
 ) -> RoutedTrees:
-    """Trees of the hosts, each host replaced by a tree of its own from the rank that is entered.
+    """Trees of the hosts, with each host replaced by a tree inside it from the rank entered.
 
     Args:
         between: trees between the hosts, and the path that each link of their network stands for.
@@ -288,7 +292,7 @@ def _joined(
     link = np.concatenate([links for links, _ in paths])
     hops = np.concatenate([count for _, count in paths])
     ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
-    # Trees of all hosts, those of each root in succession.
+    # The trees inside all hosts; those of one root must be consecutive.
     root = np.concatenate(
         [ranks[trees.root] for ranks, (trees, _) in zip(partition.ranks, insides, strict=True)]
     )
@@ -296,8 +300,8 @@ def _joined(
     size = np.concatenate([np.diff(trees.tree_ptr) for trees, _ in insides])
     start = np.concatenate([[0], np.cumsum(size)])[:-1]
     edge = np.concatenate([trees.edge + first_edge[1 + b] for b, (trees, _) in enumerate(insides)])
-    # Batches of a root in the order in which they were packed: the kernel takes them up one after
-    # the other.
+    # Batches of a root stay in the order in which they were packed, since the kernel uses them up
+    # one after the other.
     order = np.argsort(root, kind="stable")
     first = np.searchsorted(root[order], np.arange(n))
     most = min(len(across.weight) + len(root) + n, sum(scaling.trees))
@@ -315,7 +319,7 @@ def _joined(
 
 
 def _on_links(trees: RoutedTrees, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
-    """The links of the whole network that edges use, and how many each uses."""
+    """The links of the whole network that edges use, and how many links each edge uses."""
     hops = np.asarray([len(path) for path in paths], np.int64)
     used = [link for e in trees.path_link.tolist() for link in paths[e]]
     edges = len(trees.path_ptr) - 1
@@ -326,16 +330,16 @@ def _on_links(trees: RoutedTrees, paths: Paths) -> tuple[np.ndarray, np.ndarray]
 
 @kernel(cache=True)
 def _rows(across, hosts, ranks_ptr, ranks, trees, most):
-    """Whole trees: batches as long as all their parts last; roots, weights and edges.
+    """Roots, weights and edges of whole trees, in batches that last as long as all their parts.
 
     Args:
-        across: root, weight, tree_ptr and edge of the trees between hosts; the rank that each
+        across: root, weight, tree_ptr and edge of the trees between hosts, and the rank that each
             edge enters.
         hosts: trees left, first edge and number of edges of each batch inside a host, the edges,
             and the first batch of each rank.
         ranks_ptr, ranks: the ranks of each host.
-        trees: trees that each rank is the root of.
-        most: batches at most.
+        trees: the number of trees with each rank as root.
+        most: the largest possible number of batches.
     """
     host_root, host_weight, tree_ptr, cross, enters = across
     weight, start, size, edge, first = hosts
@@ -350,8 +354,8 @@ def _rows(across, hosts, ranks_ptr, ranks, trees, most):
             while own[ranks[turn[b]]] == 0:
                 turn[b] += 1
             r = ranks[turn[b]]
-            # A batch lasts until the first of its parts is used up: a tree of the hosts, of some
-            # host, or of the root.
+            # A batch ends when one of its parts is used up: the tree between hosts, the tree inside
+            # some host, or the trees of the root.
             amount, column = min(rest, own[r]), 0
             for j in range(tree_ptr[i] - 1, tree_ptr[i + 1]):
                 v = enters[cross[j]] if j >= tree_ptr[i] else r

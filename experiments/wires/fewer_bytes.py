@@ -1,0 +1,146 @@
+"""The program of a rank that times sums and exchanges of fewer bytes.
+
+``python -m experiments.wires.fewer_bytes PLAN ROWS``, started once per rank by ``emulate``
+(``benchmarks/fewer_bytes.py``). Sums are those of normally distributed numbers, on wires of fewer
+bits (``wire_dtype=``); exchanges are of tokens, whose numbers follow Zipf's law, as blocks of
+unequal sizes (``ragged_all_to_all``) and as blocks that are all as long as the longest. Rank 0
+writes a line of JSON per case: seconds, bytes that a rank sends, and the largest error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+import jaxcoll as jc
+from experiments.wires.rank import AXIS, DEFAULT, LAX, WIDTH, Program, Rank
+from jaxcoll.execute.wires import Int8, Wire, wire_of
+
+RAGGED, PADDED = "ragged", "padded"
+
+
+class Cases(Rank):
+    """A rank and the numbers of its cases."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.draw = np.random.default_rng(plan["seed"])
+
+    def of_ranks(self, values: np.ndarray) -> jax.Array:
+        """One row of values for each rank, side by side; all ranks know all of them."""
+        sharding = jax.NamedSharding(self.mesh, jax.P(AXIS))
+        flat = values.reshape(-1, *values.shape[2:])
+        return jax.make_array_from_callback(flat.shape, sharding, lambda index: flat[index])
+
+    def sums(self) -> dict[str, Any]:
+        """A psum by ``jax.lax``, by the default, and by the default on each wire."""
+        n = self.mesh.size
+        length = self.plan["nbytes"] // WIDTH // n * n
+        values = self.draw.standard_normal((n, length)).astype(np.float32)
+        exact = values.astype(np.float64).sum(axis=0)
+        x = self.of_ranks(values)
+
+        def made(by: Any, **more: Any) -> Program:
+            return self.compiled(lambda v: by.psum(v, AXIS, **more), True, x)
+
+        wires: dict[str, Wire] = {
+            "bfloat16": wire_of(jnp.bfloat16),
+            "float8_e4m3fn": wire_of(jnp.float8_e4m3fn),
+            "int8": Int8(0),
+        }
+        programs = {LAX: made(jax.lax)}
+        with jc.use_topology(self.network):
+            programs[DEFAULT] = made(jc)
+            programs |= {name: made(jc, wire_dtype=wire) for name, wire in wires.items()}
+        # To the other ranks a shard each, and from them the sum of one's own to all others.
+        shard = length // n
+        sent = {LAX: shard * WIDTH, DEFAULT: shard * WIDTH}
+        sent |= {name: wire.nbytes(shard) for name, wire in wires.items()}
+        nbytes = {name: 2 * (n - 1) * each for name, each in sent.items()}
+        seconds, found = self.timed(programs, x, self.plan["calls"])
+        error = {
+            name: float(abs(each - exact).max() / abs(exact).max()) for name, each in found.items()
+        }
+        return {"case": "psum", "seconds": seconds, "bytes": nbytes, "error": error}
+
+    def exchange(self, same: bool) -> dict[str, Any]:
+        """Tokens to experts, one rank each: blocks of unequal sizes, and padded ones."""
+        n, width = self.mesh.size, self.plan["token"]
+        tokens = zipf(self.draw, n, self.plan["tokens"], self.plan["skew"], same)
+        most, rows, arriving = int(tokens.max()), tokens.sum(axis=1), tokens.sum(axis=0)
+        sorted_by_expert = np.zeros((n, int(rows.max()), width), np.float32)
+        for rank, count in enumerate(rows):
+            sorted_by_expert[rank, :count] = self.draw.integers(0, 1000, (count, width))
+        x = self.of_ranks(sorted_by_expert)
+        first, place = tokens.cumsum(axis=1) - tokens, tokens.cumsum(axis=0) - tokens
+        columns = [jnp.asarray(each) for each in (first, tokens, place, tokens.T)]
+        output = jnp.zeros((int(arriving.max()), width), np.float32)
+
+        def ragged(v: jax.Array) -> jax.Array:
+            mine = [each[jax.lax.axis_index(AXIS)] for each in columns]
+            return jc.ragged_all_to_all(v, output, *mine, axis_name=AXIS, largest=tokens)
+
+        def padded(by: Any) -> Callable[[jax.Array], jax.Array]:
+            def run(v: jax.Array) -> jax.Array:
+                rank = jax.lax.axis_index(AXIS)
+                at = columns[0][rank][:, None] + jnp.arange(most)
+                blocks = by.all_to_all(v[jnp.minimum(at, len(v) - 1)], AXIS, 0, 0)
+                size = columns[3][rank][:, None]
+                to = jnp.where(jnp.arange(most) < size, columns[2][:, rank][:, None], len(output))
+                return output.at[to + jnp.arange(most)].set(blocks, mode="drop")
+
+            return run
+
+        programs = {LAX: self.compiled(padded(jax.lax), False, x)}
+        with jc.use_topology(self.network):
+            programs[PADDED] = self.compiled(padded(jc), False, x)
+            programs[RAGGED] = self.compiled(ragged, False, x)
+        seconds, found = self.timed(programs, x, self.plan["calls"])
+        others = tokens - np.diag(np.diag(tokens))
+        each = 4 * width * int(others.sum(axis=1).max())
+        dense = 4 * width * (n - 1) * most
+        error = {name: float(abs(value - found[LAX]).max()) for name, value in found.items()}
+        # What one rank got is not what another did.
+        worst = np.asarray(multihost_utils.process_allgather(np.asarray([*error.values()]))).max(0)
+        return {
+            "case": f"tokens, {'the same' if same else 'other'} favourites",
+            "seconds": seconds,
+            "bytes": {LAX: dense, PADDED: dense, RAGGED: each},
+            "error": dict(zip(error, worst.tolist(), strict=True)),
+        }
+
+
+def zipf(draw: np.random.Generator, ranks: int, tokens: int, skew: float, same: bool) -> np.ndarray:
+    """Tokens of every rank for the expert of every rank, which is popular by Zipf's law.
+
+    Args:
+        same: whether all ranks have the same favourites. The fullest expert's cable decides then.
+    """
+    popular = np.arange(1.0, ranks + 1) ** -skew
+    popular /= popular.sum()
+    orders = [draw.permutation(ranks) for _ in range(1 if same else ranks)] * ranks
+    return np.stack([draw.multinomial(tokens, popular[order]) for order in orders[:ranks]])
+
+
+def main(plan_path: str, rows_path: str) -> None:
+    """Times all cases."""
+    plan = json.loads(Path(plan_path).read_text())
+    jax.distributed.initialize()
+    cases = Cases(plan)
+    for line in (cases.sums(), cases.exchange(same=True), cases.exchange(same=False)):
+        if jax.process_index() == 0:
+            with open(rows_path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

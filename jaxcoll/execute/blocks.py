@@ -1,0 +1,263 @@
+"""The blocks in which slices of unequal sizes are exchanged, and what exchanges them.
+
+Where all pairs of ranks have blocks of one size the exchange is ``all_to_all``. Elsewhere it is a
+program for blocks of unequal sizes (``lowerings.unequal``), in which groups are pairs that have
+nothing for other groups: blocks of a group are the same in all of them, by place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll import jax_internals
+from jaxcoll.collective import Collective
+from jaxcoll.devices import backend_of
+from jaxcoll.errors import ScheduleError
+from jaxcoll.execute import functions
+from jaxcoll.execute.calls import Call, Groups, is_vmapped, vary
+from jaxcoll.execute.choice import Choice, checked_groups, derived
+from jaxcoll.execute.choice.unequal import shared
+from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.lowerings.buffer import lookup
+from jaxcoll.execute.lowerings.pair_rows import PairRows
+from jaxcoll.execute.lowerings.unequal import Unequal
+from jaxcoll.execute.primitives import Native
+from jaxcoll.schedule import Schedule
+
+# Rows of all pairs together that a program counts one by one, and how many per pair of ranks it
+# counts at least. Beyond that several rows of the operand are one, and pairs are padded to whole
+# ones: by a 64th of all rows at most.
+MOST_ROWS, PER_PAIR = 2**16, 64
+
+# Platforms for which XLA has the collective of ``jax.lax``.
+_WITH_NATIVE = ("gpu", "tpu")
+
+# A permute takes about as long as sending so many bytes, on CPU devices (``ssa.LONG_ROW_BYTES``),
+# and as on links of 50 GB/s and a latency of 5 us.
+PERMUTE_BYTES = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """Where the blocks of each rank lie, in rows, and what exchanges them.
+
+    Attributes:
+        axes: whose ranks the tables are of.
+        sent_from, got_at: the first row for each place of the group in the rows that a rank sends,
+            and the first from it in those that arrive; int64 of shape (ranks, size).
+        sent: rows that a rank sends; 0 where nothing is exchanged.
+        run: from the rows sent, shape (sent, ...), to those that arrive.
+        has_own: whether a rank's rows for itself are among them.
+    """
+
+    axes: Axes
+    sent_from: np.ndarray
+    got_at: np.ndarray
+    sent: int
+    run: Callable[[jax.Array], jax.Array]
+    has_own: bool
+
+    def sent_first(self) -> jax.Array:
+        """This rank's row of ``sent_from``, int32."""
+        return _of_rank(self.sent_from, self.axes)
+
+    def got_first(self) -> jax.Array:
+        """This rank's row of ``got_at``, int32."""
+        return _of_rank(self.got_at, self.axes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchange:
+    """An exchange of slices with all but its operand.
+
+    Attributes:
+        axes, groups: over which.
+        most: rows of each pair, int64 of shape (size, size), by place.
+        choice: the schedule that the call names.
+        lowering: that it names.
+    """
+
+    axes: Axes
+    groups: Groups
+    most: np.ndarray
+    choice: Choice
+    lowering: str
+
+    @functools.cached_property
+    def all_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups; one of all ranks where the call names none."""
+        return checked_groups(self.groups, self.axes) or (tuple(range(self.axes.num_ranks)),)
+
+    @functools.cached_property
+    def place_of(self) -> np.ndarray:
+        """The place of each rank in its group, int32 of shape (ranks,)."""
+        return _places(self.all_groups, self.axes.num_ranks)
+
+    def place(self):
+        """The place of this rank in its group."""
+        return lookup(self.place_of, self.axes.rank()) if self.axes.names else 0
+
+    def mine(self, table: np.ndarray) -> jax.Array:
+        """This rank's row of a table by place, int32 of shape (size,)."""
+        return _of_rank(table[self.place_of], self.axes)
+
+    @functools.cached_property
+    def between(self) -> np.ndarray:
+        """Rows that ranks have for others, int64 of shape (size, size), by place."""
+        return np.where(np.eye(len(self.most), dtype=bool), 0, self.most)
+
+    def is_by_lax(self, operand: jax.Array, is_unbounded: bool) -> bool:
+        """Whether ``jax.lax`` runs the exchange as it stands."""
+        is_named = self.choice is not None or self.lowering != "auto"
+        has = backend_of(jax_internals.platform()) in _WITH_NATIVE
+        if is_named or not has or len(self.most) == 1 or is_vmapped(self.axes.names):
+            return False
+        # Dense padding to what arrays can hold is never faster.
+        return is_unbounded or isinstance(self._sharing(operand).runs, Native)
+
+    def blocks(self, operand: jax.Array) -> Blocks:
+        """The blocks for an operand of shape (rows, ...)."""
+        others = self.between[~np.eye(len(self.most), dtype=bool)]
+        if not others.any():
+            none = np.zeros((self.axes.num_ranks, len(self.most)), np.int64)
+            return Blocks(self.axes, none, none, 0, lambda rows: rows, False)
+        has_shares = isinstance(self.choice, Schedule) and self.choice.collective.pair_shares
+        is_equal = (others == others[0]).all() and not has_shares
+        if is_equal or is_vmapped(self.axes.names):
+            return self._equal(int(others.max()))
+        return self._unequal(operand)
+
+    def _equal(self, rows: int) -> Blocks:
+        size, over = len(self.most), self.axes.names
+
+        def run(x: jax.Array) -> jax.Array:
+            parts = x.reshape(size, rows, *x.shape[1:])
+            got = functions.all_to_all(
+                parts, over, 0, 0,
+                axis_index_groups=self.groups, schedule=self.choice, lowering=self.lowering,
+            )  # fmt: skip
+            return got.reshape(x.shape)
+
+        first = np.tile(rows * np.arange(size), (self.axes.num_ranks, 1))
+        has_own = int(self.most.diagonal().max()) <= rows
+        return Blocks(self.axes, first, first, size * rows, run, has_own)
+
+    def _unequal(self, operand: jax.Array) -> Blocks:
+        found = self._sharing(operand)
+        axes, groups, unit = found.axes, found.groups, found.unit
+        spare = PERMUTE_BYTES // max(1, unit * _row_bytes(operand))
+        runs = Unequal(found.runs, found.pairs, spare)  # type: ignore[arg-type]
+        call = Call("all_to_all", runs, axes, lowering=self.lowering)
+
+        def run(x: jax.Array) -> jax.Array:
+            rows = x.reshape(found.pairs.inputs, unit, *x.shape[1:])
+            got = call(vary(rows, axes))
+            return got.reshape(found.pairs.outputs * unit, *x.shape[1:])
+
+        members = np.asarray(groups)[_groups_of(groups, axes.num_ranks)]  # of each rank's group
+        ranks = np.arange(axes.num_ranks)[:, None]
+        sent, got = found.pairs.sent_from[ranks, members], found.pairs.got_at[members, ranks]
+        return Blocks(axes, unit * sent, unit * got, unit * found.pairs.inputs, run, False)
+
+    def _sharing(self, operand: jax.Array) -> Sharing:
+        """What runs the exchange, and the rows of its blocks among the ranks of that."""
+        unit = _unit(self.between, len(self.all_groups))
+        amounts = -(-self.between // unit)
+        nbytes = unit * _row_bytes(operand) * int(max(amounts.sum(0).max(), amounts.sum(1).max()))
+        call = Call("all_to_all", self.choice, self.axes, self.groups, lowering=self.lowering)
+        like: Any = jax.ShapeDtypeStruct((max(1, nbytes // operand.dtype.itemsize),), operand.dtype)
+        if isinstance(self.choice, Schedule) and self.choice.collective.pair_shares is not None:
+            _check_ranks(self.choice, self.axes)
+            runs = derived(self.choice, "all_to_all")
+            return Sharing(self.axes, self.all_groups, _among(self.all_groups, amounts), unit, runs)
+        place = call.place(like)
+        pairs = _among(place.collective.groups, amounts)
+        has_native = backend_of(place.platform) in _WITH_NATIVE
+        runs = shared(self.choice, place, pairs, nbytes, has_native)
+        if runs is not None:
+            return Sharing(place.axes, place.collective.groups, pairs, unit, runs)
+        if self.choice is None and self.lowering == "auto" and has_native:
+            runs = Native(Collective("all_to_all", self.axes.num_ranks, 1, self.all_groups))
+            return Sharing(self.axes, self.all_groups, pairs, unit, runs)
+        axes, schedule = call.resolve(like)
+        groups = schedule.collective.groups
+        return Sharing(axes, groups, _among(groups, amounts), unit, schedule)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sharing:
+    """What runs an exchange of unequal blocks.
+
+    Attributes:
+        axes: whose ranks the schedule relates: those of the call, or all of the mesh.
+        groups: of these ranks, their members by place.
+        pairs: rows of the blocks.
+        unit: rows of the operand that are one row of the program.
+        runs: the schedule, or ``jax.lax``.
+    """
+
+    axes: Axes
+    groups: tuple[tuple[int, ...], ...]
+    pairs: PairRows
+    unit: int
+    runs: Schedule | Native
+
+
+def _among(groups: tuple[tuple[int, ...], ...], amounts: np.ndarray) -> PairRows:
+    """The rows of all ranks, of which those of a group have some for each other, by place."""
+    ranks = sum(map(len, groups))
+    rows = np.zeros((ranks, ranks), np.int64)
+    for group in groups:
+        rows[np.ix_(group, group)] = amounts
+    return PairRows(rows)
+
+
+def _check_ranks(schedule: Schedule, axes: Axes) -> None:
+    if schedule.collective.num_ranks != axes.num_ranks:
+        raise ScheduleError(
+            f"{schedule} is for {schedule.collective.num_ranks} ranks, but {axes} has "
+            f"{axes.num_ranks}; synthesize one for {axes.num_ranks}"
+        )
+
+
+def _row_bytes(operand: jax.Array) -> int:
+    return max(1, math.prod(operand.shape[1:]) * operand.dtype.itemsize)
+
+
+def _unit(rows: np.ndarray, groups: int) -> int:
+    """Rows of the operand that are one row of the program; exact, unless there are too many."""
+    common, most = int(np.gcd.reduce(rows, axis=None)), max(MOST_ROWS, PER_PAIR * rows.size)
+    total = int(rows.sum()) * groups // common
+    return common * -(-total // (most * groups))
+
+
+def _of_rank(table: np.ndarray, axes: Axes) -> jax.Array:
+    """This rank's row of a table of shape (ranks, columns), int32."""
+    numbers = jnp.asarray(table, np.int32)
+    if len(numbers) == 1:
+        return numbers[0]
+    return lax.dynamic_index_in_dim(numbers, axes.rank(), 0, keepdims=False)
+
+
+def _groups_of(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> np.ndarray:
+    """The group of each rank, integers of shape (ranks,)."""
+    found = np.zeros(num_ranks, np.int64)
+    for number, group in enumerate(groups):
+        found[list(group)] = number
+    return found
+
+
+def _places(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> np.ndarray:
+    found = np.zeros(num_ranks, np.int32)
+    for group in groups:
+        found[list(group)] = np.arange(len(group))
+    return found

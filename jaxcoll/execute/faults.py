@@ -1,0 +1,77 @@
+"""Faults that are known only when a program runs: one error, on all ranks.
+
+If one rank stopped alone, the others would wait for it in the next exchange. So ranks tell each
+other first what each has found, and then all raise or none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll import jax_internals
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.lowerings.buffer import cast_like
+
+
+class Fault(NamedTuple):
+    """Something that may be wrong with each of several things.
+
+    Attributes:
+        text: what, a format with ``at`` (which of them), ``value`` and ``limit``.
+        is_wrong: bool of shape (things,).
+        value, limit: of each, int32 of shape (things,); the limit may be one for all.
+    """
+
+    text: str
+    is_wrong: jax.Array
+    value: jax.Array
+    limit: Any
+
+
+def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
+    """Zero, once no rank has found a fault; nothing that depends on it runs where one has.
+
+    The devices of all manual axes of the mesh agree: those beside ``axes`` run the program too.
+
+    Raises:
+        CollectiveError: when the program runs, as the cause of JAX's own error: of the faults that
+            there are the first in the list, on the lowest rank that has it; the same on all.
+    """
+    mine = jnp.zeros(5, np.int32)
+    for number, fault in reversed(tuple(enumerate(faults, 1))):
+        at = jnp.argmax(fault.is_wrong).astype(np.int32)
+        limit = jnp.broadcast_to(jnp.asarray(fault.limit, np.int32), fault.value.shape)
+        said = [np.int32(number), at, fault.value[at], limit[at], axes.rank() if axes.names else 0]
+        said = jnp.stack([jnp.asarray(each, np.int32) for each in said])
+        mine = jnp.where(fault.is_wrong.any(), said, mine)
+    over = tuple(dict.fromkeys((*jax_internals.mesh_axes(), *axes.names)))
+    found = lax.all_gather(mine, over).reshape(-1, 5) if over else mine[None]
+    # What others find may follow from what one rank has wrong: it comes later in the list.
+    least = jnp.where(found[:, 0] > 0, found[:, 0], len(faults) + 1)
+    first = found[jnp.argmin(least)]
+    texts = tuple(fault.text for fault in faults)
+    fail = functools.partial(_refuse, texts, str(axes))
+
+    def told(first):
+        shape = jax.ShapeDtypeStruct((), np.int32)
+        said = jax.pure_callback(fail, shape, first, vmap_method="sequential")
+        return cast_like(said, first)
+
+    # Under vmap both branches run: the one that raises looks again.
+    return lax.cond(first[0] > 0, told, lambda first: first[0], first)
+
+
+def _refuse(texts: tuple[str, ...], where: str, first) -> np.ndarray:
+    number, at, value, limit, rank = (int(each) for each in np.asarray(first))
+    if number:
+        what = texts[number - 1].format(at=at, value=value, limit=limit)
+        raise CollectiveError(f"ragged_all_to_all over {where}: on rank {rank} {what}")
+    return np.zeros((), np.int32)

@@ -1,0 +1,92 @@
+"""Rows of the blocks that pairs of ranks exchange, where these are of unequal sizes. NumPy only.
+
+The rows that a rank sends stand in the order of destinations, without gaps, those that it gets in
+the order of sources. Three ranks with the rows
+
+    0 4 1        rank 0 sends rows 0 to 3 to rank 1 and row 4 to rank 2,
+    2 0 2        rank 1 gets rows 0 to 3 from rank 0 and rows 4 to 11 from rank 2,
+    0 8 0        rank 0 gets rows 0 and 1 from rank 1, and ten more that nobody writes
+
+have inputs of 8 rows and outputs of 12: programs are the same on all ranks, so arrays are as large
+as the fullest rank needs. Rows that ranks keep are not exchanged, and not among these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+
+import numpy as np
+
+from jaxcoll.errors import CollectiveError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PairRows:
+    """Rows of the block of every pair of ranks. Equality and hash are by content.
+
+    Attributes:
+        amounts: of source s for destination d at [s, d]; int64 of shape (ranks, ranks), the
+            diagonal 0.
+
+    Raises:
+        CollectiveError: a rank with more than 2**31 - 1 rows.
+    """
+
+    amounts: np.ndarray
+
+    def __post_init__(self) -> None:
+        if 2 * (self.inputs + self.outputs) > np.iinfo(np.int32).max:
+            raise CollectiveError(
+                f"a rank sends up to {self.inputs} rows and gets up to {self.outputs}: more than "
+                "32-bit offsets address; split the operand"
+            )
+        self.amounts.setflags(write=False)
+
+    @functools.cached_property
+    def inputs(self) -> int:
+        """Rows of a rank's input: the most that one sends."""
+        return int(self.amounts.sum(axis=1).max())
+
+    @functools.cached_property
+    def outputs(self) -> int:
+        """Rows of a rank's output: the most that one gets."""
+        return int(self.amounts.sum(axis=0).max())
+
+    @functools.cached_property
+    def sent_from(self) -> np.ndarray:
+        """The first row of the input of each pair, int64 of shape (ranks, ranks) by source."""
+        return np.cumsum(self.amounts, axis=1) - self.amounts
+
+    @functools.cached_property
+    def got_at(self) -> np.ndarray:
+        """The first row of the output of each pair, int64 of shape (ranks, ranks) by source."""
+        return np.cumsum(self.amounts, axis=0) - self.amounts
+
+    def input_rows(self) -> np.ndarray:
+        """The row of a buffer of each row of the input, behind those of the output."""
+        columns = np.arange(self.inputs, dtype=np.int32)
+        used = columns < self.amounts.sum(axis=1)[:, None]
+        return np.where(used, self.outputs + columns, -1).astype(np.int32)
+
+    def output_rows(self) -> np.ndarray:
+        """The row of a buffer of each row of the output."""
+        columns = np.arange(self.outputs, dtype=np.int32)
+        return np.where(columns < self.amounts.sum(axis=0)[:, None], columns, -1).astype(np.int32)
+
+    def transposed(self) -> PairRows:
+        """The rows of the same blocks going back."""
+        return PairRows(np.ascontiguousarray(self.amounts.T))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PairRows):
+            return NotImplemented
+        return np.array_equal(self.amounts, other.amounts)
+
+    def __hash__(self) -> int:
+        return hash((self.amounts.shape, self.amounts.tobytes()))
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha256(self.amounts.astype("<i8").tobytes()).hexdigest()
+        return f"PairRows({len(self.amounts)} ranks, {self.amounts.sum()} in all, sha256 {digest})"

@@ -1,0 +1,173 @@
+"""Programs of an all_to_all whose blocks are of unequal sizes.
+
+Any schedule of all_to_all runs with blocks of any sizes: a pair's rows are dealt to its chunks,
+and a chunk without rows is not sent. So pairs that have nothing for each other cost nothing,
+neither a message nor a permute where no other pair has one.
+
+Ranks run one program, so all messages of a permute are as long as its longest. Messages of like
+size share a round, and a round is cut in two where its shorter messages end, if that saves more
+bytes than a permute is worth (``spare``). With ``spare`` 0 nothing is sent but rows of blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import ScheduleError
+from jaxcoll.execute.lowerings.pair_rows import PairRows
+from jaxcoll.execute.lowerings.rounds import (
+    PermuteProgram,
+    Round,
+    coloured,
+    columns_of,
+    sides_of,
+)
+from jaxcoll.numerics.connectivity import listed
+from jaxcoll.numerics.edge_colouring import colour_messages, colour_pairs
+from jaxcoll.numerics.ragged import equal_runs
+from jaxcoll.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Unequal:
+    """A schedule of all_to_all that runs with blocks of unequal sizes.
+
+    Attributes:
+        schedule: verified; of any shares.
+        pairs: the rows of the blocks.
+        spare: as for ``unequal_program``.
+    """
+
+    schedule: Schedule
+    pairs: PairRows
+    spare: int = 0
+
+    @property
+    def collective(self) -> Collective:
+        """The collective of the schedule."""
+        return self.schedule.collective
+
+    @property
+    def program(self) -> PermuteProgram:
+        """The program of the schedule for these blocks."""
+        return unequal_program(self.schedule, self.pairs, self.spare)
+
+    def reverse(self) -> Unequal:
+        """The blocks going back, as ``Schedule.reverse``."""
+        return Unequal(self.schedule.reverse(), self.pairs.transposed(), self.spare)
+
+
+@functools.lru_cache(maxsize=256)
+def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> PermuteProgram:
+    """The program of a schedule of all_to_all for blocks of some rows.
+
+    Args:
+        spare: a permute more is worth so many rows that are sent for nothing.
+
+    Raises:
+        ScheduleError: pairs that have rows, and no chunks in the schedule.
+    """
+    src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
+    chunk = np.asarray(schedule.chunk, np.int64)
+    offset, length = _dealt(schedule, pairs)
+    has = length[chunk] > 0
+    src, dst, chunk, step = src[has], dst[has], chunk[has], schedule.step[has]
+    num_rows, (sent, received) = _first_rows(schedule, pairs, (src, dst), chunk, offset, length)
+    # A send of a chunk is one of each of its rows.
+    send = np.repeat(np.arange(len(chunk)), length[chunk])
+    nth = np.arange(len(send)) - np.searchsorted(send, send)
+    adds = np.zeros(len(send), bool)
+    columns = (src[send], dst[send], sent[send] + nth, received[send] + nth, adds)
+    steps = coloured(schedule, columns, step[send], _by_size)
+    steps = tuple(tuple(part for r in rounds for part in cut(r, spare)) for rounds in steps)
+    return PermuteProgram(schedule.collective, num_rows, sides_of(schedule), steps, pairs)
+
+
+def _dealt(schedule: Schedule, pairs: PairRows) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows of each chunk begin in those of its pair, and how many they are."""
+    n, what = schedule.topology.num_ranks, schedule.collective
+    pair = what.owner.astype(np.int64) * n + what.target
+    ptr = equal_runs(pair)
+    chunks = np.zeros(n * n, np.int64)
+    chunks[pair[ptr[:-1]]] = np.diff(ptr)
+    lacking = np.flatnonzero((pairs.amounts.ravel() > 0) & (chunks == 0))
+    if len(lacking):
+        named = listed([f"{p // n}->{p % n}" for p in lacking.tolist()])
+        raise ScheduleError(
+            f"{schedule} has no chunks for {named}, which have rows to exchange; synthesize one "
+            "with shares for them"
+        )
+    part = np.arange(len(pair)) - np.repeat(ptr[:-1], np.diff(ptr))
+    least, more = np.divmod(pairs.amounts.ravel()[pair], chunks[pair])
+    return part * least + np.minimum(part, more), least + (part < more)
+
+
+def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
+    """Rows of a buffer, and for each end the first row of every send's chunk there."""
+    what = schedule.collective
+    owner, target = (of[chunk].astype(np.int64) for of in (what.owner, what.target))
+    rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
+    owner, target = np.tile(owner, 2), np.tile(target, 2)
+    row = np.where(rank == target, pairs.got_at[owner, target] + offset[both], -1)
+    at_owner = pairs.outputs + pairs.sent_from[owner, target] + offset[both]
+    row = np.where(rank == owner, at_owner, row)
+    num_rows = pairs.outputs + pairs.inputs
+    # Chunks that a rank only forwards have rows of their own, as in ``rounds``.
+    passing = row < 0
+    if passing.any():
+        total = what.num_chunks
+        known, which = np.unique(rank[passing] * total + both[passing], return_inverse=True)
+        sizes = length[known % total]
+        before = np.cumsum(sizes) - sizes
+        holders = equal_runs(known // total)[:-1]
+        first = before - np.repeat(before[holders], np.diff([*holders, len(known)]))
+        row[passing] = num_rows + first[which]
+        num_rows += int((first + sizes).max())
+    return num_rows, (row[: len(chunk)], row[len(chunk) :])
+
+
+# ---------------------------------------------------------------------- rounds
+
+
+def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarray:
+    """Rounds whose longest messages together are the shorter, of two colourings."""
+
+    def rows(colour: np.ndarray) -> int:
+        longest = np.zeros(int(colour.max()) + 1, np.int64)
+        np.maximum.at(longest, colour, size)
+        return int(longest.sum())
+
+    return min(colour_pairs(u, v, size, sides), colour_messages(u, v, size), key=rows)
+
+
+def cut(round_: Round, spare: int) -> list[Round]:
+    """A round in as many parts as make the fewest rows, each part worth ``spare`` more.
+
+    All cuts are at the ends of messages. The least for all rows up to the i-th end is that up to an
+    earlier end, plus a part of the rows between the two: the longest messages as they are, and the
+    shorter ones padded.
+    """
+    lengths = np.sort((round_.send[[u for u, _ in round_.pairs]] >= 0).sum(axis=1))
+    ends, counts = np.unique(lengths, return_counts=True)
+    if len(ends) == 1:
+        return [round_]
+    ends = np.concatenate([[0], ends])
+    # Messages and rows of those that end up to here, in front of which is nothing.
+    ended = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.concatenate([[0], np.cumsum(counts * ends[1:])])
+    least, cut = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
+    for i in range(1, len(ends)):
+        # Padded from the end of each message that stops after the j-th cut, up to the i-th end.
+        padding = (ended[i] - ended[:i]) * ends[i] - (rows[i] - rows[:i])
+        cost = least[:i] + padding + spare
+        cut[i] = int(cost.argmin())
+        least[i] = cost[cut[i]]
+    parts, i = [], len(ends) - 1
+    while i > 0:
+        parts.append(columns_of(round_, int(ends[cut[i]]), int(ends[i])))
+        i = int(cut[i])
+    return parts[::-1]

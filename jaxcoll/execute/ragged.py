@@ -1,0 +1,380 @@
+"""``ragged_all_to_all``: slices of unequal sizes, which are known only when the program runs.
+
+Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows
+that one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices
+are gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices
+have in them are written to the output. Of other rows nothing is read. Senders say where in the
+output of a receiver their slices belong, as ``jax.lax`` has it, and how long they are, in an
+all_to_all of a few integers beforehand.
+
+All of it is linear in operand and output, and made of operations that JAX differentiates: the
+transpose gathers from the cotangent of the result, runs the schedule backwards, and adds up what
+slices of the operand have in common.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll import jax_internals
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import functions, primitives
+from jaxcoll.execute.blocks import Blocks, Exchange
+from jaxcoll.execute.calls import (
+    AxisName,
+    Groups,
+    array,
+    axes_of,
+    group_size,
+    is_symbolic,
+    opened,
+)
+from jaxcoll.execute.choice import Choice
+from jaxcoll.execute.faults import Fault, agreed
+from jaxcoll.execute.layout import Axes
+from jaxcoll.numerics import checks
+
+_OFFSETS_AND_SIZES = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
+
+
+def ragged_all_to_all(
+    operand,
+    output,
+    input_offsets,
+    send_sizes,
+    output_offsets,
+    recv_sizes,
+    *,
+    axis_name: AxisName,
+    axis_index_groups: Groups = None,
+    largest=None,
+    schedule: Choice = None,
+    lowering: str = "auto",
+    check: bool = True,
+):
+    """Slices of unequal sizes to every rank of an axis. See ``jax.lax.ragged_all_to_all``.
+
+    Slice i of a rank, ``operand[input_offsets[i]:input_offsets[i] + send_sizes[i]]``, goes to rank
+    i // s of its group, s being the slices per rank, and is written to the rows from
+    ``output_offsets[i]`` on of ``output`` there. ``recv_sizes`` are the sizes that arrive, by
+    source. Rows that nobody writes keep their values; of slices that write the same row the last
+    counts, by source.
+
+    Differentiable in ``operand`` and ``output``, forwards and backwards. Where ``jax.lax`` has the
+    collective, on GPUs and TPUs, calls that leave ``largest``, ``schedule`` and ``lowering`` open
+    are handed to it, with its derivatives; XLA for CPU has none.
+
+    Args:
+        operand: an array of shape (N, ...).
+        output: an array of shape (M, ...) and the dtype of ``operand``.
+        input_offsets, send_sizes, output_offsets, recv_sizes: integers of shape (K,), K a multiple
+            of the size of a group. They may differ from rank to rank and from step to step.
+        largest: the most rows that a rank sends another, all slices together: a number for all
+            pairs, or integers of shape (size, size), from source (row) to destination, by place in
+            the group, the same on all ranks and known while tracing. Pairs of 0 exchange nothing,
+            and as many rows as stand here are sent whatever the sizes are. When omitted what
+            operand and output can hold, which is right for any sizes and dear: every pair then
+            sends as much as one rank could. As many as fit is always enough, so larger numbers
+            count as that.
+        schedule: of all_to_all, also of unequal shares (``Collective(shares=)``), whatever these
+            are: rows of ``largest`` are sent, along its paths.
+        check: whether sizes and offsets are checked when the program runs. A fault then ends the
+            program with one error on all ranks, before anything is exchanged. That costs an
+            all_gather of five integers and, on GPUs, that the host waits for it; and
+            programs to be exported (``jax.export``) cannot have it. Without it negative sizes
+            count as 0, slices end where ``largest`` and the arrays do, and of a pair that names
+            two sizes the lesser counts.
+
+    Returns:
+        ``output`` with the slices of all ranks written to it.
+
+    Raises:
+        CollectiveError: arguments of other shapes or dtypes, symbolic shapes, a ``largest`` that
+            is negative or of another shape; and when the program runs, as part of JAX's error,
+            sizes or offsets that are wrong (``check``).
+    """
+    checks.flag(check, "check", CollectiveError)
+    if check and not jax_internals.is_fully_manual():
+        raise CollectiveError(
+            "ragged_all_to_all checks sizes when the program runs, by a call of the host, which "
+            "JAX has only where all axes of the mesh are manual; leave axis_names= of shard_map "
+            "out, or give check=False"
+        )
+    names = opened(axis_name, axis_index_groups, schedule, lowering)
+    axes = axes_of(names)
+    size = group_size(axes, axis_index_groups)
+    arrays = _arrays(operand, output, axes)
+    slices = Slices.of((input_offsets, send_sizes, output_offsets, recv_sizes), size, axes)
+    most = _largest(largest, size, len(slices.peer) // size, *arrays)
+    exchange = Exchange(axes, axis_index_groups, most, schedule, lowering)
+    sizes = exchange.mine(most), exchange.mine(most.T)
+    clipped = slices.clipped(sizes[0], *arrays)
+    is_by_lax = exchange.is_by_lax(arrays[0], largest is None)
+    if check or not is_by_lax:
+        theirs = clipped.told(axis_name, axis_index_groups)
+    if check:
+        # What is exchanged depends on it, so that no rank waits for one that has ended.
+        fine = agreed(slices.faults(theirs[1], sizes[0], *arrays), axes)
+        slices, clipped = slices.after(fine), clipped.after(fine)
+    if is_by_lax:
+        return lax.ragged_all_to_all(
+            *arrays,
+            *slices.columns,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+        )
+    return _exchanged(clipped, theirs, exchange, *arrays)
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
+    """Operand and output as arrays that vary over the axes of the mesh, once they fit."""
+    operand, output = _array(operand, "operand"), _array(output, "output")
+    if is_symbolic((operand, output)):
+        raise CollectiveError(
+            f"ragged_all_to_all needs shapes known while tracing, got {operand.shape} and "
+            f"{output.shape}; export for definite shapes"
+        )
+    is_fit = operand.ndim and output.ndim and operand.shape[1:] == output.shape[1:]
+    if not is_fit or operand.dtype != output.dtype:
+        raise CollectiveError(
+            "ragged_all_to_all takes an operand of shape (N, ...) and an output of shape (M, ...) "
+            f"and its dtype, got {operand.dtype} of shape {operand.shape} and {output.dtype} of "
+            f"shape {output.shape}"
+        )
+    return _varied(operand, axes), _varied(output, axes)
+
+
+def _array(given, name: str) -> jax.Array:
+    """An argument as an array; lists, numbers and texts are none."""
+    is_array = isinstance(given, (jax.Array, jax_internals.Tracer))
+    if isinstance(given, np.ndarray):
+        is_array = any(jnp.issubdtype(given.dtype, kind) for kind in (np.number, np.bool_))
+    if not is_array:
+        raise CollectiveError(
+            f"ragged_all_to_all takes {name} as an array, got {checks.shown(given)}"
+        )
+    return array(given, "ragged_all_to_all")
+
+
+def _varied(x: jax.Array, axes: Axes) -> jax.Array:
+    """An array typed as varying over those axes that are of the mesh."""
+    return primitives.vary(x, axes.canonical)
+
+
+def _largest(given, size: int, per_rank: int, operand, output) -> np.ndarray:
+    """The rows of every pair, int64 of shape (size, size)."""
+    # Slices may have rows of the operand in common, but not rows of the output.
+    fits = min(operand.shape[0] * per_rank, output.shape[0])
+    if given is None:
+        return np.full((size, size), fits, np.int64)
+    if isinstance(given, jax_internals.Tracer):
+        raise CollectiveError(
+            "largest must be known while tracing: a Python integer or a NumPy array of integers, "
+            f"got {checks.shown(given)}"
+        )
+    rows = np.asarray(given)
+    if rows.dtype.kind not in "iu" or rows.shape not in ((), (size, size)):
+        raise CollectiveError(
+            f"largest is an integer or a matrix of {size} x {size} integers, one for each pair of "
+            f"ranks of a group, got {checks.shown(given)}"
+        )
+    if rows.min() < 0:
+        raise CollectiveError(f"largest must be at least 0, got {rows.min()}")
+    return np.broadcast_to(np.minimum(rows, fits), (size, size)).astype(np.int64)
+
+
+# ---------------------------------------------------------------------- slices
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """The slices that a rank sends, and those that it gets; all of shape (slices,), int32.
+
+    Attributes:
+        size: ranks of a group, each with as many slices.
+        input_offsets, send_sizes, output_offsets, recv_sizes: as for ``ragged_all_to_all``.
+    """
+
+    size: int
+    input_offsets: jax.Array
+    send_sizes: jax.Array
+    output_offsets: jax.Array
+    recv_sizes: jax.Array
+
+    @classmethod
+    def of(cls, given, size: int, axes: Axes) -> Slices:
+        """The slices that a call names, once they are integers of equal number.
+
+        Raises:
+            CollectiveError: they are not, or not as many for each of ``size`` ranks.
+        """
+        found = [_array(each, name) for each, name in zip(given, _OFFSETS_AND_SIZES, strict=True)]
+        shapes = {each.shape for each in found}
+        length = found[0].shape[0] if found[0].ndim == 1 else 0
+        are_integers = all(jnp.issubdtype(each.dtype, jnp.integer) for each in found)
+        if not are_integers or len(shapes) > 1 or not length or length % size:
+            shown = ", ".join(
+                f"{name} {each.dtype} of shape {each.shape}"
+                for name, each in zip(_OFFSETS_AND_SIZES, found, strict=True)
+            )
+            raise CollectiveError(
+                f"ragged_all_to_all over {axes} takes offsets and sizes as integers of one shape "
+                f"(K,), K a multiple of the {size} ranks of a group, got {shown}"
+            )
+        return cls(size, *(_varied(_as_int32(each), axes) for each in found))
+
+    @property
+    def columns(self) -> tuple[jax.Array, ...]:
+        """Offsets and sizes in the order of ``jax.lax``."""
+        return self.input_offsets, self.send_sizes, self.output_offsets, self.recv_sizes
+
+    @property
+    def peer(self) -> np.ndarray:
+        """The place in the group that each goes to, and comes from; int32 of shape (slices,)."""
+        per_rank = self.send_sizes.shape[0] // self.size
+        return np.repeat(np.arange(self.size, dtype=np.int32), per_rank)
+
+    def clipped(self, most: jax.Array, operand: jax.Array, output: jax.Array) -> Slices:
+        """The slices with offsets and sizes that the arrays and the bound of each pair hold.
+
+        Args:
+            most: rows for each rank of the group, int32 of shape (size,).
+        """
+        length = operand.shape[0]
+        start = jnp.clip(self.input_offsets, 0, length)
+        ends = jnp.clip(self.send_sizes, 0, length - start).reshape(self.size, -1).cumsum(axis=1)
+        ends = jnp.minimum(ends, most[:, None])
+        sizes = jnp.diff(ends, axis=1, prepend=0).ravel()
+        target = jnp.clip(self.output_offsets, 0, output.shape[0])
+        return Slices(self.size, start, sizes, target, jnp.maximum(self.recv_sizes, 0))
+
+    def told(self, axis_name: AxisName, groups: Groups) -> tuple[jax.Array, jax.Array]:
+        """Where the slices that this rank gets belong in its output, and how long they are."""
+        both = jnp.stack([self.output_offsets, self.send_sizes])
+        both = functions.all_to_all(both, axis_name, 1, 1, axis_index_groups=groups, tiled=True)
+        return both[0], both[1]
+
+    def after(self, fine: jax.Array) -> Slices:
+        """The same slices, which depend on a number that is 0."""
+        offsets = self.input_offsets + fine
+        return dataclasses.replace(self, input_offsets=offsets)
+
+    def faults(self, told, most: jax.Array, operand: jax.Array, output: jax.Array) -> list[Fault]:
+        """What may be wrong with the slices.
+
+        Args:
+            told: sizes that arrive, as their senders say.
+            most: as for ``clipped``.
+        """
+        sizes = self.send_sizes
+        ends = jnp.maximum(sizes, 0).reshape(self.size, -1).cumsum(axis=1)
+        room = jnp.repeat(most, ends.shape[1])
+        found = [
+            Fault(f"{name}[{{at}}] is {{value}}; sizes are at least 0", each < 0, each, 0)
+            for name, each in (("send_sizes", sizes), ("recv_sizes", self.recv_sizes))
+        ]
+        for name, whole, start, length in (
+            ("input_offsets", "operand", self.input_offsets, operand.shape[0]),
+            ("output_offsets", "output", self.output_offsets, output.shape[0]),
+        ):
+            is_out = (sizes > 0) & ((start < 0) | (start > length) | (sizes > length - start))
+            found += [
+                Fault(f"{name}[{{at}}] is {{value}}", is_out & (start < 0), start, length),
+                Fault(
+                    f"send_sizes[{{at}}] rows from {name}[{{at}}] on end at {{value}}; {whole} has "
+                    "{limit}",
+                    is_out, start + sizes, length,
+                ),
+            ]  # fmt: skip
+        found += [
+            Fault(
+                "up to send_sizes[{at}] there are {value} rows for one rank; largest= allows "
+                "{limit}",
+                ends.ravel() > room, ends.ravel(), room,
+            ),
+            Fault(
+                "recv_sizes[{at}] is {value}, but the rank it is from sends {limit} rows",
+                self.recv_sizes != told, self.recv_sizes, told,
+            ),
+        ]  # fmt: skip
+        return found
+
+
+def _as_int32(x: jax.Array) -> jax.Array:
+    """Integers as int32. Of values that it lacks the nearest: no array has so many rows."""
+    limits = np.iinfo(np.int32)
+    if x.dtype.itemsize > 2 and x.dtype != np.int32:
+        least = limits.min if jnp.issubdtype(x.dtype, jnp.signedinteger) else 0
+        x = jnp.clip(x, x.dtype.type(least), x.dtype.type(limits.max))
+    return x.astype(np.int32)
+
+
+# ---------------------------------------------------------------------- to blocks and back
+
+
+def _exchanged(
+    slices: Slices, theirs: tuple[jax.Array, jax.Array], exchange: Exchange, operand, output
+) -> jax.Array:
+    """The output with the slices of all ranks."""
+    blocks, own = exchange.blocks(operand), exchange.place()
+    is_own = jnp.asarray(slices.peer) == own
+    got = None
+    if blocks.sent:
+        sizes = slices.send_sizes if blocks.has_own else jnp.where(is_own, 0, slices.send_sizes)
+        packed = _gathered(dataclasses.replace(slices, send_sizes=sizes), blocks, operand)
+        got = blocks.run(packed)
+    offset, told = theirs
+    size = jnp.minimum(told, slices.recv_sizes)
+    is_written, which, nth = _holders(output.shape[0], offset, size)
+    result = output
+    if got is not None:
+        first = blocks.got_first()[slices.peer] + _before(told, slices.size)
+        result = _where(is_written, _rows(got, first[which] + nth), result)
+    if got is None or not blocks.has_own:
+        kept = _rows(operand, slices.input_offsets[which] + nth)
+        result = _where(is_written & is_own[which], kept, result)
+    return result
+
+
+def _gathered(slices: Slices, blocks: Blocks, operand: jax.Array) -> jax.Array:
+    """The rows that a rank sends, block by block; zeros where a block is longer than its slices."""
+    first = blocks.sent_first()[slices.peer] + _before(slices.send_sizes, slices.size)
+    is_sent, which, nth = _holders(blocks.sent, first, slices.send_sizes)
+    # What is behind a slice is never read. Backwards, though, nothing defined may arrive there.
+    rows = _rows(operand, slices.input_offsets[which] + nth)
+    return _where(is_sent, rows, jnp.zeros((), operand.dtype))
+
+
+def _holders(rows: int, first: jax.Array, size: jax.Array):
+    """For each row whether a slice has it, the last of those that do, and its place in that."""
+    # Rows times slices comparisons, which XLA fuses with the choice: less work than to copy rows of
+    # more elements than there are slices.
+    row = lax.iota(np.int32, rows)
+    nth = row[:, None] - first
+    number = np.arange(size.shape[0], dtype=np.int32)
+    which = jnp.where((nth >= 0) & (nth < size), number, -1).max(axis=1)
+    return which >= 0, which, row - first[which]
+
+
+def _before(sizes: jax.Array, size: int) -> jax.Array:
+    """Rows of the slices of the same pair in front of each."""
+    parts = sizes.reshape(size, -1)
+    return (parts.cumsum(axis=1) - parts).ravel().astype(np.int32)
+
+
+def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    if x.shape[0] == 0:
+        return jnp.zeros((*index.shape, *x.shape[1:]), x.dtype)
+    return jnp.take(x, index, axis=0, mode="clip")
+
+
+def _where(flag: jax.Array, rows: jax.Array, others: jax.Array) -> jax.Array:
+    return jnp.where(flag.reshape(-1, *(1,) * (rows.ndim - 1)), rows, others)

@@ -1,0 +1,356 @@
+"""Wires: how floats are written for the way between ranks, for ``wire_dtype=``.
+
+A wire encodes rows of floats into what is sent, decodes what has arrived, and says by how much the
+two may differ. Three are here, and a program may bring its own (``Wire``):
+
+    ================ ======================= ======================= ===============================
+    wire             bytes per element       largest error           NaN and Inf
+    ================ ======================= ======================= ===============================
+    ``Cast``         2                       half a unit in the last each by itself; values beyond
+                                             place of the dtype      the dtype's range become Inf
+    ``Scaled``       1 + 4 / block           ``|x| / 16`` (e4m3fn)   all of the block become NaN
+    ``Int8``         1 + 4 / block           ``max |block| / 126``   all of the block become NaN
+    ================ ======================= ======================= ===============================
+
+Neighbours in a row form blocks that share a scale, sent after them (8 bytes
+instead of 4 for float64). One NaN or Inf in it makes all its values NaN where it arrives, so that
+what looks for values that are not finite, as loss scaling does, never misses any.
+
+Numbers below the smallest normal one of their dtype may count as zero, as XLA has it on CPUs.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+
+BLOCK = 128
+METHODS = ("encode", "decode", "folded")
+
+
+class Wire(abc.ABC):
+    """How rows of floats are sent.
+
+    A wire of your own is an object with the methods ``encode``, ``decode`` and ``folded``; derived
+    from this class it needs the first two only. All take and return arrays while a program is
+    being traced. One whose results depend on arrays that it holds, such as a key, must be a pytree
+    of them, or JAX cannot see them.
+
+    Attributes:
+        is_random: whether results depend on random bits, which training renews in every step.
+    """
+
+    is_random = False
+
+    @abc.abstractmethod
+    def encode(self, x: jax.Array) -> jax.Array:
+        """The message for rows of float32, or of float64 where the operand is.
+
+        Args:
+            x: shape (..., size); every row is encoded by itself.
+
+        Returns:
+            Shape (..., length), of any dtype. Integers are safest: XLA may widen small floats.
+        """
+
+    @abc.abstractmethod
+    def decode(self, sent: jax.Array, size: int, dtype: Any) -> jax.Array:
+        """The rows again, of shape (..., size) and of the dtype in which they were encoded.
+
+        Must give the same bits on all ranks: each of them decodes the sums of all.
+        """
+
+    def folded(self, data: Any) -> Wire:
+        """The wire with random bits of its own for an integer, which may be traced.
+
+        Called with the rank, with the number of a leaf or bucket, and with the step.
+        """
+        del data
+        return self
+
+    def nbytes(self, size: int, dtype: Any = jnp.float32) -> int:
+        """Bytes that are sent for a row of some elements."""
+        wide = jnp.promote_types(dtype, jnp.float32)
+        out = jax.eval_shape(self.encode, jax.ShapeDtypeStruct((1, size), wide))
+        return out.size * out.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast(Wire):
+    """Floats of 16 bits, rounded to nearest.
+
+    Attributes:
+        dtype: bfloat16 or float16.
+
+    Raises:
+        CollectiveError: another dtype.
+    """
+
+    dtype: Any = jnp.bfloat16
+
+    def __post_init__(self) -> None:
+        if jnp.dtype(self.dtype) not in (jnp.bfloat16, jnp.float16):
+            raise CollectiveError(
+                f"Cast sends bfloat16 or float16, got {checks.shown(self.dtype)}; of floats of 8 "
+                "bits blocks have a scale each: Scaled"
+            )
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        """Shape (..., size), the bits as uint16."""
+        return lax.bitcast_convert_type(x.astype(self.dtype), jnp.uint16)
+
+    def decode(self, sent: jax.Array, size: int, dtype: Any) -> jax.Array:
+        """The values of ``dtype``; ``size`` is that of the rows."""
+        del size
+        return lax.bitcast_convert_type(sent, jnp.dtype(self.dtype)).astype(dtype)
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """The largest error of each finite element within the range of the dtype.
+
+        ``|x| * eps / 2``, or the smallest normal number of the dtype where that is more.
+        """
+        kind = jnp.finfo(self.dtype)
+        return jnp.maximum(abs(x) * (float(kind.eps) / 2), float(kind.tiny))
+
+
+class _Blocks(Wire):
+    """Blocks of ``block`` elements in 8 bits each, followed by a scale for each block."""
+
+    block: int
+
+    @abc.abstractmethod
+    def _scale(self, most: jax.Array) -> jax.Array:
+        """The scale of blocks from their largest magnitudes, above 0 where those are."""
+
+    @abc.abstractmethod
+    def _codes(self, scaled: jax.Array) -> jax.Array:
+        """Elements over the scale of their block, in 8 bits each."""
+
+    @abc.abstractmethod
+    def _values(self, codes: jax.Array, dtype: Any) -> jax.Array:
+        """What ``_codes`` has rounded to."""
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        """Shape (..., size + bytes of the scales), uint8."""
+        size, lead = x.shape[-1], x.shape[:-1]
+        most = self._most(x)
+        # A scale must be a normal number, or XLA on CPUs takes it for zero and divides by it.
+        scale = jnp.maximum(self._scale(most), jnp.finfo(x.dtype).tiny)
+        scale = jnp.where(jnp.isfinite(most), scale, jnp.nan)
+        scaled = self._in_blocks(x) / scale[..., None]
+        # The codes of a block that is NaN anyway must be some that all backends can make.
+        scaled = jnp.where(jnp.isnan(scaled), 0, scaled)
+        codes = self._codes(scaled.reshape(*lead, -1))[..., :size]
+        parts = [lax.bitcast_convert_type(part, jnp.uint8) for part in (codes, scale)]
+        return lax.concatenate([parts[0], parts[1].reshape(*lead, -1)], len(lead))
+
+    def decode(self, sent: jax.Array, size: int, dtype: Any) -> jax.Array:
+        """Codes times scales, no farther from zero than the largest finite number."""
+        lead, width = sent.shape[:-1], np.dtype(dtype).itemsize
+        scale = lax.bitcast_convert_type(sent[..., size:].reshape(*lead, -1, width), dtype)
+        codes = self._in_blocks(self._values(sent[..., :size], dtype))
+        most = jnp.finfo(dtype).max
+        # Rounded up, the largest numbers would become Inf.
+        values = jnp.clip(codes * scale[..., None], -most, most)
+        return values.reshape(*lead, -1)[..., :size]
+
+    def _in_blocks(self, x: jax.Array) -> jax.Array:
+        """Shape (..., blocks, elements), padded with zeros."""
+        pad = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % self.block)]
+        return jnp.pad(x, pad).reshape(*x.shape[:-1], -1, self.block)
+
+    def _most(self, x: jax.Array) -> jax.Array:
+        """The largest magnitude of each block: NaN where one of its elements is."""
+        return jnp.max(abs(self._in_blocks(x)), axis=-1)
+
+    def _per_element(self, blocks: jax.Array, size: int) -> jax.Array:
+        return jnp.repeat(blocks, self.block, axis=-1)[..., :size]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(_Blocks):
+    """Floats of 8 bits, rounded to nearest, over a power of two for each block.
+
+    The scale is the least power of two that brings the block into the range of the dtype, so a
+    value that fits into the bits of the dtype arrives as it is, and values that have been on such a
+    wire before do not change (cf. "OCP Microscaling Formats (MX)", 2023, Sec. 5, whose blocks have
+    32 elements).
+
+    Attributes:
+        dtype: float8_e4m3fn or float8_e5m2.
+        block: elements that share a scale, of 4 bytes.
+
+    Raises:
+        CollectiveError: another dtype; a block of less than one element.
+    """
+
+    dtype: Any = jnp.float8_e4m3fn
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        if jnp.dtype(self.dtype) not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+            raise CollectiveError(
+                f"Scaled sends float8_e4m3fn or float8_e5m2, got {checks.shown(self.dtype)}"
+            )
+        checks.integer(self.block, "block", CollectiveError, least=1)
+
+    def _scale(self, most: jax.Array) -> jax.Array:
+        fraction, exponent = jnp.frexp(most / float(jnp.finfo(self.dtype).max))
+        power = jnp.where(fraction == 0.5, exponent - 1, exponent)
+        return jnp.ldexp(jnp.ones_like(most), jnp.maximum(power, jnp.finfo(most.dtype).minexp))
+
+    def _codes(self, scaled: jax.Array) -> jax.Array:
+        return scaled.astype(self.dtype)
+
+    def _values(self, codes: jax.Array, dtype: Any) -> jax.Array:
+        return lax.bitcast_convert_type(codes, jnp.dtype(self.dtype)).astype(dtype)
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """The largest error of each element of rows (..., size) whose block is finite.
+
+        ``|x| / 16`` for float8_e4m3fn and ``|x| / 8`` for float8_e5m2, or a fraction of the
+        largest magnitude in the block where that is more: 2**-9 / 448 and 2**-16 / 57344 of it.
+        """
+        kind = jnp.finfo(self.dtype)
+        step = float(kind.smallest_subnormal) / float(kind.max)
+        least = jnp.maximum(self._most(x) * step, jnp.finfo(x.dtype).tiny)
+        return jnp.maximum(abs(x) * (float(kind.eps) / 2), self._per_element(least, x.shape[-1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Int8(_Blocks):
+    """Integers from -127 to 127, rounded up or down by random bits, over a scale for each block.
+
+    The scale is the 127th of the largest magnitude in the block. A value between two integers
+    becomes either, with a probability that makes its expectation the value itself to within
+    2**-16 of the scale (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient
+    Quantization and Encoding", NeurIPS 2017, Sec. 3.1), so errors of many ranks cancel in a sum.
+    Each rank folds its own index into the key and draws bits of its own.
+
+    The same key draws the same bits: give another one in every step. ``jc.optax`` counts steps
+    and does that by itself.
+
+    Attributes:
+        seed: a Python integer, or an integer or key of ``jax.random``, which may be traced. From
+            the first no array is made before an operand is encoded: a wire may be made in a file
+            of settings, before ``jax.distributed.initialize``.
+        block: elements that share a scale, of 4 bytes.
+
+    Raises:
+        CollectiveError: a seed that is neither; a block of less than one element.
+    """
+
+    seed: Any
+    block: int = BLOCK
+    is_random = True
+
+    def __post_init__(self) -> None:
+        checks.integer(self.block, "block", CollectiveError, least=1)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            checks.put(self, seed=_key_of(self.seed))
+
+    @property
+    def key(self) -> jax.Array:
+        """The key of ``jax.random``."""
+        return jax.random.key(self.seed) if isinstance(self.seed, int) else self.seed
+
+    def folded(self, data: Any) -> Int8:
+        """With a key made of this one and an integer."""
+        return Int8(jax.random.fold_in(self.key, data), self.block)
+
+    def _scale(self, most: jax.Array) -> jax.Array:
+        return most / 127
+
+    def _codes(self, scaled: jax.Array) -> jax.Array:
+        # In the middle of their steps, so that integers stay what they are and means are kept.
+        bits = jax.random.bits(self.key, scaled.shape, jnp.uint16).astype(scaled.dtype)
+        rounded = jnp.floor(scaled + (bits + 0.5) / 2**16)
+        return jnp.clip(rounded, -127, 127).astype(jnp.int8)
+
+    def _values(self, codes: jax.Array, dtype: Any) -> jax.Array:
+        return lax.bitcast_convert_type(codes, jnp.int8).astype(dtype)
+
+    def bound(self, x: jax.Array) -> jax.Array:
+        """The largest error of each element of rows (..., size) whose block is finite.
+
+        A 126th of the largest magnitude in the block: one step of the scale, and what float32
+        rounds.
+        """
+        step = jnp.maximum(self._most(x) / 126, jnp.finfo(x.dtype).tiny)
+        return self._per_element(step, x.shape[-1])
+
+
+def _flattened(wire: Int8) -> tuple[tuple, tuple]:
+    """An integer is part of the program, a key is an operand of it."""
+    is_known = isinstance(wire.seed, int)
+    return () if is_known else (wire.seed,), (wire.seed if is_known else None, wire.block)
+
+
+def _unflattened(known: tuple, children: Sequence[Any]) -> Int8:
+    # Not by the constructor: JAX puts placeholders where the key was.
+    wire = object.__new__(Int8)
+    checks.put(wire, seed=children[0] if children else known[0], block=known[1])
+    return wire
+
+
+jax.tree_util.register_pytree_node(Int8, _flattened, _unflattened)
+
+
+def _key_of(seed: Any) -> jax.Array:
+    dtype, shape = getattr(seed, "dtype", None), np.shape(seed)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
+        return seed
+    if dtype == jnp.uint32 and len(shape) == 1:  # of jax.random.PRNGKey
+        return jax.random.wrap_key_data(seed)
+    is_integer = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
+    if not is_integer or isinstance(seed, bool) or shape != ():
+        raise CollectiveError(
+            "Int8 rounds by random bits that are drawn from a seed: an integer or a key of "
+            f"jax.random, got {checks.shown(seed)}"
+        )
+    return jax.random.key(seed)
+
+
+def wire_of(wire_dtype: Any) -> Wire:
+    """The wire that ``wire_dtype=`` names.
+
+    Args:
+        wire_dtype: a wire, or a dtype: bfloat16 and float16 are cast to, float8_e4m3fn and
+            float8_e5m2 have a scale for each block of 128.
+
+    Raises:
+        CollectiveError: something else; int8 without a seed.
+    """
+    if all(callable(getattr(wire_dtype, name, None)) for name in METHODS):
+        if not isinstance(wire_dtype, type):
+            return wire_dtype
+        raise CollectiveError(
+            f"wire_dtype= was the class {wire_dtype.__name__}; give one of its instances"
+        )
+    try:
+        dtype = jnp.dtype(wire_dtype)
+    except TypeError:
+        dtype = None
+    if dtype in (jnp.bfloat16, jnp.float16):
+        return Cast(dtype)
+    if dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+        return Scaled(dtype)
+    if dtype == jnp.int8:
+        raise CollectiveError(
+            "wire_dtype=int8 rounds by random bits, and needs a seed for them: "
+            "wire_dtype=jc.execute.wires.Int8(seed)"
+        )
+    raise CollectiveError(
+        "wire_dtype= is bfloat16, float16, float8_e4m3fn, float8_e5m2, jc.execute.wires.Int8(seed) "
+        f"or an object with the methods {', '.join(METHODS)}; got {checks.shown(wire_dtype)}"
+    )

@@ -1,0 +1,248 @@
+"""The parallelism of a plan, by the names that people give it, and in a sentence.
+
+The established names, per mesh axis, are read off the decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.keeping import table
+from tensorstate.problem.baselines import Baselines, is_parameter
+from tensorstate.problem.problem import Problem
+
+# A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
+# tensor alone, so that few plans follow one name everywhere.
+MIN_SHARE = 0.5
+
+
+def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
+    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates."""
+    baselines = Baselines(problem)
+    return {
+        name: _parallelisms(problem, decisions, cost, baselines, axis)
+        for axis, name in enumerate(problem.mesh.names)
+    }
+
+
+def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
+    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
+    by_axis = parallelism_by_axis(problem, decisions, cost)
+    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
+    for keeping in table.optional():
+        if nodes := cost.kept.nodes(keeping):
+            parts.append(f"{len(nodes)} operators {keeping}")
+    if problem.microbatches > 1:
+        parts.append(f"{problem.microbatches} microbatches")
+    return " + ".join(parts) or "replicated"
+
+
+def _parallelisms(
+    problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
+) -> list[str]:
+    staged = problem.pipeline
+    if staged is not None and axis == problem.stage_axis:
+        return [
+            f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
+            f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
+        ]
+    # By the factor that products are sharded along on this axis: the batch is data parallelism, the
+    # sequence context parallelism, experts are expert parallelism, and what products sum over or
+    # make new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
+    flops_of = flops_by_factor(problem, decisions, baselines, axis)
+    total = sum(flops_of.values())
+    names = []
+    if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
+        names.append(_data_parallelism(problem, decisions, cost, axis))
+    has_ring = any(  # whether keys and values go round along the axis
+        send.axis == axis
+        for class_id, strategy in enumerate(decisions.strategies)
+        for send in problem.ring_sends(class_id, strategy)
+    )
+    ring = " (ring attention)" if has_ring else ""
+    if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
+        names.append(f"context parallel{ring}")
+    elif ring:
+        names.append("ring attention")
+    experts = expert_factors(problem)
+    if experts and _share(flops_of, experts):
+        names.append("expert parallel")
+    named = baselines.batch | baselines.sequence | experts
+    inner = sum(
+        flops for factor, flops in flops_of.items() if factor is not None and factor not in named
+    )
+    # A tenth, not MIN_SHARE: beside a batch that is sharded in most products, a vocabulary or an
+    # MLP that is not is worth a name.
+    if total and inner >= 0.1 * total:
+        spread = _is_sequence_parallel(problem, decisions, baselines, axis)
+        names.append("Megatron with sequence parallelism" if spread else "Megatron")
+    return names
+
+
+def _share(flops_of: Mapping[int | None, float], factors: frozenset[int]) -> float:
+    return sum(flops for factor, flops in flops_of.items() if factor in factors)
+
+
+def flops_by_factor(
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
+) -> dict[int | None, float]:
+    """FLOPs of matrix products in the forward pass, by the factor that a mesh axis shards."""
+    flops_of: dict[int | None, float] = defaultdict(float)
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind not in ("einsum", "window") or node.phase != "forward":
+            continue
+        # Of the forward pass alone, whose factors the products of the backward pass repeat.
+        flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
+        placement = strategy[axis]
+        factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
+        flops_of[factor] += problem.multiplicity(class_id) * flops
+    return dict(flops_of)
+
+
+def expert_factors(problem: Problem) -> frozenset[int]:
+    """Batch factors of a product with a parameter to which tokens are routed.
+
+    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts,
+    and come back, by products or by indices; members meet only in a mean.
+    """
+    experts, routed = set(), set[int]()
+    tensors = problem.graph.tensors
+    for operator in problem.graph.operators:
+        if operator.phase != "forward":
+            continue
+        if operator.kind != "elementwise" and operator.kind != "reduction":
+            inside = {*operator.reductions, *operator.need_replication}
+            routed |= {
+                factor
+                for use in (*operator.operands, *operator.results)
+                for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
+                if label in inside
+            }
+        if operator.kind != "einsum":
+            continue
+        for use in operator.operands:
+            if not is_parameter(problem.graph, use.tensor):
+                continue
+            # [tokens, experts, width] with weights [experts, width, hidden]: "experts" is in all
+            # three, while a width is summed over, and heads come with the weights.
+            others = [u for u in (*operator.operands, *operator.results) if u is not use]
+            for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
+                if all(label in other.labels for other in others):
+                    experts.add(factor)
+    return frozenset(experts & routed)
+
+
+def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
+    """DDP or a stage of ZeRO, by the inputs that are sharded along the axis.
+
+    "batch sharded" where no gradient is reduced along it: a name would promise that.
+    """
+    if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
+        # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
+        is_once = _gathered_once(problem, cost) >= MIN_SHARE
+        return "ZeRO-2 (parameters gathered once)" if is_once else "ZeRO-3 (FSDP)"
+    if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
+        return "ZeRO-2"
+    return "DDP" if _reduces_gradients(problem, cost, axis) else "batch sharded"
+
+
+def _gathered_once(problem: Problem, cost: Cost) -> float:
+    """The share of the bytes of parameters of which gathered copies stay for the backward pass."""
+    copied, total = 0, 0
+    for reshard in cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        if problem.graph.tensors[group.tensors[0]].role == "parameter" and group.is_input:
+            nbytes = reshard.multiplicity * group.nbytes
+            total += nbytes
+            copied += nbytes * ((reshard.saved or reshard.loop_resident) is not None)
+    return copied / max(1, total)
+
+
+def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
+    """Whether sums are completed along an axis after the forward pass, as DDP's gradients are."""
+    # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
+    # all.
+    return any(
+        step.axis == axis and step.collective is not None and step.collective.adds
+        for reshard in cost.reshards
+        if not problem.tensor_groups[reshard.group].in_forward
+        for step in reshard.steps
+    )
+
+
+def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
+    """The share of the bytes of a role that an axis shards."""
+    sharded, total = [], []
+    for class_id, strategy in enumerate(decisions.strategies):
+        tensor = problem.node(class_id).tensor
+        if tensor is not None and problem.graph.tensors[tensor].role == role:
+            nbytes = problem.multiplicity(class_id) * problem.graph.tensors[tensor].nbytes
+            total.append(nbytes)
+            sharded.append(nbytes * (strategy[axis] >= 0))
+    return math.fsum(sharded) / max(1, math.fsum(total))
+
+
+def _is_sequence_parallel(
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
+) -> bool:
+    """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
+    # The norms and residual sums between the products of layers: Megatron shards products only, and
+    # with sequence parallelism these too, so that no device repeats them.
+    along = total = 0
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind != "elementwise" or node.phase != "forward":
+            continue
+        factors = baselines.label_factors[class_id]
+        if not baselines.residual_stream_factors & set(factors):
+            continue
+        total += problem.multiplicity(class_id)
+        placement = strategy[axis]
+        if placement >= 0 and factors[placement] in baselines.sequence:
+            along += problem.multiplicity(class_id)
+    return total > 0 and along >= MIN_SHARE * total
+
+
+# ---------------------------------------------------------------------- a sentence
+
+# What every device along an axis has, by the name of the parallelism.
+_HAS = {
+    "DDP": "a part of the batch and all parameters, whose gradients are summed",
+    "batch sharded": "a part of the batch",
+    "ZeRO-2": "a part of the batch, all parameters and a shard of the optimizer's state",
+    "ZeRO-2 (parameters gathered once)": "a part of the batch and a shard of the parameters, "
+    "which are gathered once a step",
+    "ZeRO-3 (FSDP)": "a part of the batch and a shard of the parameters, which are gathered "
+    "before each pass",
+    "Megatron": "a part of the weights of each layer and of their products",
+    "Megatron with sequence parallelism": "a part of the weights of each layer, and between layers "
+    "a part of the sequence",
+    "context parallel": "a part of the sequence",
+    "context parallel (ring attention)": "a part of the sequence, keys and values going round",
+    "ring attention": "a part of the queries, keys and values going round",
+    "expert parallel": "a part of the experts",
+}
+
+
+def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
+    """A plan as one describes it to a colleague: by mesh axis the part that each device has.
+
+    An axis has the parts that most of its arithmetic and most bytes of its parameters follow.
+    """
+    axes: dict[str, list[int]] = {}
+    for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):
+        if problem.mesh.sizes[axis] > 1:
+            has = " and ".join(_HAS.get(name, "the layers of a stage") for name in names)
+            axes.setdefault(f"each has {has}" if has else "all do the same", []).append(axis)
+    parts = []
+    for each, along in axes.items():
+        devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)
+        named = " and ".join(f"`{problem.mesh.names[axis]}`" for axis in along)
+        parts.append(f"of the {devices} devices along {named} {each}")
+    text = "; ".join(parts) or "one device does all of it"
+    return f"{text[0].upper()}{text[1:]}."

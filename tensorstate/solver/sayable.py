@@ -1,0 +1,113 @@
+"""Plans that one can say in a sentence: of nearly equal ones that with few kinds of collectives.
+
+A search takes the fastest plan, and a plan that is one per cent faster by a hundred kinds of
+collectives is worse to read, to write down and to mend. So the named strategies (ZeRO, FSDP,
+Megatron) stand beside it, and the plan after plain moves of inputs (``plain``). One of them is the
+answer if it takes at most two gaps of the solver longer, which is 2 % by default, with far fewer
+kinds of collectives and hardly more memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.problem.baselines import Baselines
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
+from tensorstate.solver.exact import Milp
+from tensorstate.solver.named import best_among
+from tensorstate.solver.overlap import NAMED, least_compute
+from tensorstate.solver.plain import simplify, timed
+
+# A plan of so few kinds is not replaced; nor is one by another that has more than this part of its
+# kinds, or takes more than this part of its memory beside it.
+FEW, PART_OF_KINDS, MORE_MEMORY = 4, 0.6, 0.1
+# Gaps of the solver that a plain plan may take longer.
+GAPS = 2
+# Part of the search's own seconds, and the fewest, in which named strategies are tried.
+PART_OF_TIME, LEAST_S, MOST_S = 0.5, 0.5, 5.0
+
+
+def kinds_of_collectives(problem: Problem, cost: Cost) -> int:
+    """The number of collectives that differ in kind, mesh axis, or factors before and after."""
+    kinds: set[object] = {("permute", send.axis) for send in cost.ring_sends}
+    for reshard in cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        dims = problem.graph.tensors[group.tensors[0]].dims
+        for step in reshard.steps:
+            if step.kind != "slice":  # local
+                ends = (
+                    tuple(dims[p] if p >= 0 else p - len(problem.graph.factors) for p in placements)
+                    for placements in (step.source, step.target)
+                )
+                kinds.add((step.kind, step.axis, *ends))
+    return len(kinds)
+
+
+def sayable(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    solver: Solver,
+    found: SearchResult,
+) -> SearchResult:
+    """The plan that was found, or one with far fewer kinds of collectives that is nearly as fast.
+
+    Args:
+        problem, candidates, options, solver: of the search.
+        found: its plan; the bound stays that of all plans.
+    """
+    kinds = kinds_of_collectives(problem, found.cost)
+    if kinds <= FEW or not solver.gap:
+        return found
+    most = found.objective * (1 + GAPS * solver.gap)
+    most_bytes = found.cost.memory.peak * (1 + MORE_MEMORY)
+    best, fewest = found, PART_OF_KINDS * kinds
+    for other in _others(problem, candidates, options, solver, found, most):
+        own, memory = kinds_of_collectives(problem, other.cost), other.cost.memory
+        is_near = other.objective <= most and memory.peak <= most_bytes
+        is_first = best is found or (own, other.objective) < (fewest, best.objective)
+        if is_near and memory.fits(options.memory_limit) and own <= fewest and is_first:
+            best, fewest = other, own
+    if best is found:
+        return found
+    return dataclasses.replace(best, bound=min(found.bound, best.objective), seconds=found.seconds)
+
+
+def _others(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    solver: Solver,
+    found: SearchResult,
+    most: float,
+) -> Iterator[SearchResult]:
+    """Plans that may be simpler and take at most some seconds."""
+    linear = options.linear
+    of_sum = dataclasses.replace(found, objective=linear.value(found.cost))
+    gap = GAPS * solver.gap
+    at_bound = dataclasses.replace(of_sum, bound=of_sum.objective)
+    moved = simplify(problem, candidates, linear, at_bound, gap)
+    if moved is not at_bound:
+        yield timed(moved, options)
+    left = solver.time_limit - found.seconds
+    until = time.perf_counter() + min(max(PART_OF_TIME * found.seconds, LEAST_S), MOST_S, left)
+    baselines = Baselines(problem)
+    for name in NAMED:
+        left = until - time.perf_counter()
+        both = baselines.among(name, candidates) if left > 0 else None
+        # No plan takes less than its compute: of most strategies that is too much already.
+        if both is None or least_compute(problem, both) > most:
+            continue
+        try:
+            named = best_among(
+                Question(problem, both, linear), Milp(gap=solver.gap, time_limit=left)
+            )
+        except PlanError:
+            continue
+        if named is not None:
+            yield timed(named, options)
