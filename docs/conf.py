@@ -11,6 +11,7 @@ from generated_pages import write_live_pages, write_pages  # noqa: E402
 
 project = "jaxcoll"
 author = "The jaxcoll developers"
+copyright = f"{author}, Apache License 2.0"
 release = version = importlib.metadata.version("jaxcoll")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
@@ -32,6 +33,8 @@ default_role = "code"
 html_theme = "furo"
 html_title = f"jaxcoll {release}"
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["figures.css"]
 
 write_pages(HERE / "reference")
 write_live_pages(HERE / "reference" / "live")

@@ -38,6 +38,7 @@ MODULES = {
     "jaxcoll.links.capable_switches": "switches that copy and add",
     "jaxcoll.mesh": "ranks and groups along the axes of a mesh",
     "jaxcoll.execute": "the functions of jax.lax, and the choice for a call",
+    "jaxcoll.execute.wires": "values in fewer bytes on their way",
     "jaxcoll.io": "files",
     "jaxcoll.io.msccl": "programs of MSCCL",
     "jaxcoll.prove": "the second opinion on files",

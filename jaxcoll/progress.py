@@ -2,8 +2,8 @@
 
 Searches on more than some hundred ranks say so by themselves once they take long (``unasked``).
 Every such call takes ``progress=``: None for silence, True for a line on stderr, overwritten where
-that is a terminal and every 10 s in a log, or a function of one ``Progress``. An error raised by
-the function ends the call.
+that is a terminal, and in a log after 5 s and every 10 s then, or a function of one ``Progress``.
+An error raised by the function ends the call.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
 def working(what: str) -> Iterator[Report]:
     """While this runs, a terminal shows what is being done and for how long, wiped at the end.
 
-    Elsewhere, in a log, a line says so every 10 s: see ``unasked``. Gives a function to call with
-    every ``Progress``, which the line then shows.
+    Elsewhere, in a log, a line says so after 5 s and every 10 s then: see ``unasked``. Gives a
+    function to call with every ``Progress``, which the line then shows.
     """
     if not sys.stderr.isatty():
-        with _told(what, _AGAIN, _AGAIN, _print) as report:
+        with _told(what, _LONG, _AGAIN, _print) as report:
             yield report
         return
     began = time.monotonic()

@@ -20,6 +20,7 @@ from jaxcoll.io import (
     amd_smi,
     astra_sim,
     forestcoll,
+    gke_gpus,
     gke_labels,
     graph_files,
     ibnetdiscover,
@@ -302,6 +303,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lstopo.loads, {"text": printed.lstopo(hosts.clique({(0, 1): 2}, 2), "V100"), **MACHINE}
     ),
     "io.lstopo.load": (lstopo.load, {"path": "/nowhere", **MACHINE, "max_bytes": 1000}),
+    "io.gke_gpus.loads": (
+        gke_gpus.loads,
+        {"text": printed.GPU_NODES, **CLUSTER, "nodes": "gke-gpu-[0-1]"},
+    ),
+    "io.gke_gpus.load": (
+        gke_gpus.load, {"path": "/nowhere", **CLUSTER, "max_bytes": 1000}
+    ),
     "io.gke_labels.loads": (gke_labels.loads, {"text": printed.LABELS, **LINKS}),
     "io.gke_labels.load": (gke_labels.load, {"path": "/nowhere", **LINKS, "max_bytes": 1000}),
     "io.tpu_slices.network": (

@@ -118,8 +118,9 @@ def test_the_page_of_targets_compiles_for_a_slice(tmp_path):
 
 
 def test_the_training_page_trains(tmp_path):
-    losses = map(float, run_page("training.md", 8, tmp_path))
-    first, second, two_axes, flax, nnx, converted, third = losses
+    losses = map(float, run_page("training.md", 9, tmp_path))
+    first, fed, second, two_axes, flax, nnx, converted, third = losses
+    assert fed < first
     assert second < first < 0.5
     assert two_axes < 1
     # Both go on from the parameters that were trained.

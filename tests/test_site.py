@@ -35,6 +35,26 @@ def generated(tmp_path_factory) -> Path:
     return folder
 
 
+def test_figures_follow_the_theme_and_can_be_read_on_a_phone():
+    """In either way in which furo is dark; and not scaled to the width of a phone."""
+    settings: dict[str, object] = {"release": "1"}
+    text = (DOCS / "conf.py").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if re.match(r"(html_\w+|author|copyright) = ", line):
+            exec(line, settings)
+    (name,) = settings["html_css_files"]  # type: ignore[misc]
+    (folder,) = settings["html_static_path"]  # type: ignore[misc]
+    rules = (DOCS / folder / name).read_text(encoding="utf-8")
+    dark = re.search(r"prefers-color-scheme: dark\) \{\s*(\S.*?) \{ filter: invert", rules)
+    assert dark is not None
+    assert dark[1] == 'body:not([data-theme="light"]) article img'
+    assert 'body[data-theme="dark"] article img { filter: invert' in rules
+    phone = rules.partition("max-width: 46rem")[2]
+    assert "overflow-x: auto" in phone
+    assert "max-width: none; width: auto" in phone
+    assert settings["copyright"] == "The jaxcoll developers, Apache License 2.0"
+
+
 def test_every_synthesizer_has_a_page_that_says_what_it_is_for(generated):
     pages = {path.stem for path in (generated / "synthesizers").iterdir()}
     assert pages == set(jc.synth.SYNTHESIZERS)

@@ -17,7 +17,7 @@ from experiments.wires.programs import lines_of
 from jaxcoll.synth.native import JAX_LAX
 
 _NETWORKS = ("torus 2x4", "switch of 8", "two hosts of 4")
-_CASES = 3
+_CASES = 4
 
 
 def main(argv: Sequence[str]) -> None:

@@ -118,6 +118,85 @@ class Cases(Rank):
             "error": dict(zip(error, worst.tolist(), strict=True)),
         }
 
+    def training(self) -> dict[str, Any]:
+        """A step of training a layer of experts, one on each rank: to them, back, and gradients.
+
+        Sizes are known when the program runs. Before, each pair has a bound: a fifth more tokens
+        than the gate chose when the program was made. Padded blocks have the largest of these.
+        """
+        n, width, count = self.mesh.size, self.plan["token"], self.plan["tokens"]
+        tokens = zipf(self.draw, n, count, self.plan["skew"], same=False)
+        most = -(-tokens * 6 // 5)
+        chosen = np.stack([self.draw.permutation(np.repeat(range(n), each)) for each in tokens])
+        values = self.draw.standard_normal((n, count, width + 1)).astype(np.float32)
+        values[..., -1] = chosen
+        x = self.of_ranks(values)
+        weights = (0.01 * self.draw.standard_normal((2, width, width))).astype(np.float32)
+
+        def step(route: Callable[..., jax.Array]) -> Program:
+            def run(x: jax.Array) -> jax.Array:
+                v, choice = x[:, :width], x[:, width].astype(int)
+                order, sizes = jnp.argsort(choice), jnp.bincount(choice, length=n)
+
+                def loss(first, second):
+                    out = route(v, order, sizes, lambda rows: jnp.tanh(rows @ first) @ second)
+                    return jnp.mean((out - v) ** 2)
+
+                return jnp.stack(jax.grad(loss, (0, 1))(*weights))
+
+            return self.compiled(run, False, x)
+
+        programs = {LAX: step(padded_experts(jax.lax, int(most.max())))}
+        with jc.use_topology(self.network):
+            programs[PADDED] = step(padded_experts(jc, int(most.max())))
+            programs[RAGGED] = step(ragged_experts(most))
+        seconds, found = self.timed(programs, x, self.plan["calls"])
+        scale = float(abs(found[LAX]).max())
+        error = {
+            name: float(abs(value - found[LAX]).max()) / scale for name, value in found.items()
+        }
+        # There, back, and both again for the gradients.
+        dense = 4 * 4 * width * (n - 1) * int(most.max())
+        unequal = 4 * 4 * width * int((most - np.diag(np.diag(most))).sum(axis=1).max())
+        nbytes = {LAX: dense, PADDED: dense, RAGGED: unequal}
+        return {"case": "a step of experts", "seconds": seconds, "bytes": nbytes, "error": error}
+
+
+def ragged_experts(most: np.ndarray) -> Callable[..., jax.Array]:
+    """Tokens through the experts of other ranks, of which each pair has no more than ``most``."""
+
+    def run(v, order, sizes, expert):
+        of_all = jax.lax.all_gather(sizes, AXIS)
+        rank, starts = jax.lax.axis_index(AXIS), jnp.cumsum(sizes) - sizes
+        before, arriving = jnp.cumsum(of_all, axis=0) - of_all, of_all[:, rank]
+        first = (jnp.cumsum(of_all, axis=1) - of_all)[:, rank]
+        room = jnp.zeros((int(most.sum(axis=0).max()), v.shape[1]))
+        got = jc.ragged_all_to_all(
+            v[order], room, starts, sizes, before[rank], arriving, axis_name=AXIS, largest=most
+        )
+        done = jc.ragged_all_to_all(
+            expert(got), jnp.zeros_like(v), before[:, rank], arriving, first, sizes,
+            axis_name=AXIS, largest=most.T,
+        )  # fmt: skip
+        return jnp.zeros_like(v).at[order].set(done)
+
+    return run
+
+
+def padded_experts(by: Any, capacity: int) -> Callable[..., jax.Array]:
+    """Tokens through the experts of other ranks, in blocks of ``capacity`` for every pair."""
+
+    def run(v, order, sizes, expert):
+        nth, starts = jnp.arange(capacity), jnp.cumsum(sizes) - sizes
+        is_used = nth < sizes[:, None]
+        row = jnp.where(is_used, order[jnp.minimum(starts[:, None] + nth, len(v) - 1)], len(v))
+        blocks = v.at[row].get(mode="fill", fill_value=0)
+        got = by.all_to_all(blocks, AXIS, 0, 0)
+        done = expert(got.reshape(-1, v.shape[1])).reshape(got.shape)
+        return jnp.zeros_like(v).at[row].set(by.all_to_all(done, AXIS, 0, 0), mode="drop")
+
+    return run
+
 
 def zipf(draw: np.random.Generator, ranks: int, tokens: int, skew: float, same: bool) -> np.ndarray:
     """Tokens of every rank for the expert of every rank, which is popular by Zipf's law.
@@ -136,7 +215,12 @@ def main(plan_path: str, rows_path: str) -> None:
     plan = json.loads(Path(plan_path).read_text())
     jax.distributed.initialize()
     cases = Cases(plan)
-    for line in (cases.sums(), cases.exchange(same=True), cases.exchange(same=False)):
+    for line in (
+        cases.sums(),
+        cases.exchange(same=True),
+        cases.exchange(same=False),
+        cases.training(),
+    ):
         if jax.process_index() == 0:
             with open(rows_path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -1,19 +1,21 @@
-"""Times that no schedule can beat, proved without a schedule. Imports point up this list.
+"""Lower bounds on the time of any schedule, proved without a schedule.
 
-- ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and those
-  that take seconds;
-- ``in_order``: what machines whose ranks wait for one another add to them;
-- ``cuts``: sets of vertices that a network is narrow around, the data that crosses them, and the
+Files import only from files below them in this list.
+
+- ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and the
+  exact bounds, which take seconds to compute;
+- ``in_order``: further bounds on machines whose ranks wait for one another;
+- ``cuts``: sets of vertices with little bandwidth around them, the data that crosses them, and the
   share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Sec. 4.4 and 4.5.2);
 - ``partitions``: the parts of a network that are narrowest together;
-- ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
-  narrow ones; steps, and the TACOS paper's Ideal;
-- ``all_reduce_times``: data on its way to one rank, and cuts over time that bound it; an
-  all_reduce's meeting places, traffic and departures;
-- ``needs``: the bytes that go from rank to rank; ``symmetries``: which vertices are equivalent, so
-  that bounds of thousands of ranks look at one of each;
-- ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
+- ``distances``: sums of shortest distances over the capacity of the links, for lengths that show
+  the narrow links; steps, and the TACOS paper's Ideal;
+- ``all_reduce_times``: cuts over time that bound data on its way to one rank; the meeting places,
+  traffic and departures of an all_reduce;
+- ``needs``: the bytes that go from rank to rank; ``symmetries``: equivalent vertices, so that
+  bounds of thousands of ranks examine one of each class;
+- ``moore``: costs of schedules on direct-connect networks, and the best for a size and degree;
 - ``all_reduce``: the linear program of App. B.7, and exact proofs of its answer.
 """
 

@@ -1,15 +1,15 @@
-"""How fast an all_reduce can be: a linear program, and exact proofs of its answer (App. B.7).
+"""The best rate of an all_reduce: a linear program, and exact proofs of its answer (App. B.7).
 
-Dissertation, App. B.7. An all_reduce may root unequal shares at the ranks, and share every link
-between trees that sum and trees that broadcast. The program chooses both; switches are replaced
-by capacities between ranks, which it chooses too.
+Source: dissertation, App. B.7. An all_reduce may root unequal shares at the ranks, and share every
+link between trees that sum and trees that broadcast. The program chooses both; switches are
+replaced by capacities between ranks, which it chooses too.
 
-The program is solved in floats, whose answer is only nearly right. But any values of the dual
-variables prove a bound, good values a good one; and any capacities for copies and sums hold some
-trees. So the floats are read as fractions and both sides follow from them: a rate that nothing
-beats (``proved_rate``) and one that trees reach (``reached_rate``, ``is_routable``). Where they are
-equal the answer is exact; where the solver failed they are far apart, and still true. Every number
-after the solver is a ``Fraction``.
+The program is solved in floats, so its answer is only approximate. But any values of the dual
+variables prove a bound, and good values prove a good one; and any capacities for copies and sums
+hold some trees. So the floats are read as fractions, and both sides follow from them: a rate that
+nothing beats (``proved_rate``) and one that trees reach (``reached_rate``, ``is_routable``). If
+these are equal, the answer is exact; if the solver failed, they are far apart but still valid.
+Every number after the solver is a ``Fraction``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from jaxcoll.numerics.program import Program, Status
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.topology import Topology
 
-# Floats are taken for fractions with denominators up to these; the best answer of all counts.
+# Floats are read as fractions with denominators up to these; the best answer of all counts.
 _DENOMINATORS = (12, 360, 10_000, 10**6)
 
 
-# Of solutions of equal value the program takes one with short trees, and of those one whose roots
-# share the work: weights of the depths of all ranks, and of the largest root, beside the value.
-# Depths count first, as each link costs alpha. Roots count because sums have no one to wait for:
-# they run ahead, and where few roots take them all, results queue behind them at a switch's last
-# link. Without either the answer was any vertex, another one with each order of the columns: when
-# cvxpy wrote them, the time on hosts of 3 and 2 ranks was 1.06 of the optimum's with cvxpy 1.9 and
-# 1.37 with 1.7. The weights stay below what ``_DENOMINATORS`` round off, so that dual variables
+# Weights of the depths of all ranks, and of the largest root, relative to the value. Of solutions
+# of equal value the program takes one with short trees, and of those one whose roots share the
+# work. Depths count first, as each link costs alpha. Roots count because sums wait for nothing:
+# they run ahead, and if few roots take them all, results queue behind them at a switch's last link.
+# Without the weights the answer was an arbitrary vertex that depended on the order of the columns:
+# when cvxpy wrote them, the time on hosts of 3 and 2 ranks was 1.06 of the optimum's with cvxpy 1.9
+# and 1.37 with 1.7. The weights stay below what ``_DENOMINATORS`` round off, so that dual variables
 # still prove the value itself: with 1e-5 they proved 1e-5 less on a mesh of 5 x 5.
 _DEPTH, _MOST_ROOTED = 1e-6, 1e-7
-# The solver must see differences that small; by default it stops at 1e-7.
+# The solver must distinguish such small differences; by default it stops at 1e-7.
 _TOLERANCE = 1e-9
 
 
@@ -54,20 +54,21 @@ _Reached = tuple[Fraction, tuple[Fraction, ...], SharedPaths | None]
 
 
 def all_reduce_bound(topology: Topology) -> AllReduceBound:
-    """Solve (B.5), with switches (App. B.7), in floats, and prove what it says.
+    """Solve (B.5), with switches (App. B.7), in floats, and prove the answer.
 
-    Variables number about 2 n x pairs of ranks with capacity: some 16 ranks take a second.
+    There are about 2 n variables per pair of ranks with capacity: 16 ranks take about a second.
 
     Raises:
-        TopologyError: one rank, or the solver gives up.
+        TopologyError: there is only one rank, or the solver gives up.
     """
     n = topology.num_ranks
     if n < 2:
         raise TopologyError(f"with {n} rank there is nothing to reduce")
     gather, scatter = bottleneck(topology), bottleneck(topology.transpose())
-    # A solver works in floats and with a tolerance, so nothing that it says is believed. Its dual
-    # variables, rounded to fractions of small denominators, are multiplied out exactly, and prove a
-    # bound whatever they are; its primal solution, rounded, is checked by flows, and is reached.
+    # A solver works in floats and with a tolerance, so its answer is not trusted. Its dual
+    # variables, rounded to fractions with small denominators, are multiplied out exactly, and prove
+    # a bound whatever they are. Its rounded primal solution is checked by flows, and is therefore
+    # reached.
     program = _Optimum(topology, gather.inverse)
     rates = [proved_rate(topology, program.dual_variables(most)) for most in _DENOMINATORS]
     proved = [rate for rate in rates if rate is not None]
@@ -89,7 +90,8 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
 def _smallest_cut_seconds(topology: Topology) -> Fraction:
     """Seconds per byte of the vector to cross the smallest cut, as a part or as a sum; exact.
 
-    The solver does not see the slowest links of a cut with others 10^9 times as fast.
+    It is needed because the solver ignores the slowest links of a cut with links 10^9 times as
+    fast.
     """
     one = [1] + [0] * (topology.num_ranks - 1)
     return max(bottleneck(way, one).inverse for way in (topology, topology.transpose()))
@@ -104,7 +106,7 @@ def _is_balanced(topology: Topology) -> bool:
 
 
 class _Optimum:
-    """(B.5), solved.
+    """The solution of (B.5).
 
     Each x_v is the part of the vector that is summed at rank v. Towards every rank t there is a
     flow of all x for the results, and from every rank t one for the contributions. Flows to
@@ -127,10 +129,12 @@ class _Optimum:
         self.topology, direct = topology, topology.is_direct
         n, links = topology.num_ranks, topology.num_links
         # Every byte of the vector crosses every cut, once as a part or once as a sum, so no
-        # all_reduce is faster than n / gather. Solvers like numbers near 1, so that is the unit.
+        # all_reduce is faster than n / gather. That is the unit, because solvers work best with
+        # numbers near 1.
         self.unit = n / gather
         # No link carries more than all bytes of all pairs of ranks, once as parts and once as sums.
-        # Faster links are taken to be just that fast: unlike coefficients mislead the solver.
+        # Faster links count as just that fast, because very unequal coefficients mislead the
+        # solver.
         most = 2 if direct else 2 * n * n
         speed = np.asarray([float(min(b / self.unit, most)) for b in topology.exact_bandwidth])
         src, dst = (topology.src, topology.dst) if direct else np.nonzero(~np.eye(n, dtype=bool))
@@ -140,7 +144,7 @@ class _Optimum:
         # Variables by rank are numbered rank after rank: flow_t[pair] is at t * pairs + pair.
         program = Program()
         self.root = program.add_variables(n, cost=-1.0)  # x_v
-        # Each rank's flow times its links: the depths of ranks in trees that are packed from it.
+        # Each rank's flow times its links is the depth of ranks in trees that are packed from it.
         flows = [program.add_variables(n * pairs, cost=_DEPTH) for _ in range(2)]
         largest = program.add_variables(1, cost=_MOST_ROOTED, low=-np.inf)
         self.through = program.add_variables(0 if direct else n * links)
@@ -148,7 +152,7 @@ class _Optimum:
         self.capacity = [program.add_variables(pairs) for _ in range(2)]  # of copies, of sums
         ends = [program.add_variables(n * n) for _ in range(2)]
 
-        # Rows of ranks are numbered likewise: for each t, those of all v, or of all pairs.
+        # Rows of ranks are numbered in the same way: for each t, those of all v, or of all pairs.
         one, each = np.ones((n, 1)), sp.eye_array
         program.add_blocks((each(n), self.root), (-one, largest), high=0.0)
         self.limits = np.zeros(0, np.int64)
@@ -165,8 +169,8 @@ class _Optimum:
         for flow, capacity, end, way in zip(flows, self.capacity, ends, (net, -net), strict=True):
             self._add_flows(program, flow, capacity, end, way)
         if not direct:
-            # Of the flow from rank a through the switches, the pair's room ends at each other rank
-            # and nothing at a switch; rank a sends all.
+            # The flow from rank a through the switches ends with the pair's room at each other
+            # rank, and with nothing at a switch; rank a sends all of it.
             net = _incidence(topology.src, topology.dst, topology.num_vertices)
             at_ranks, at_switches = (sp.kron(each(n), part) for part in (net[:n], net[n:]))
             others = np.flatnonzero(~np.eye(n, dtype=bool))
@@ -187,11 +191,11 @@ class _Optimum:
         end: np.ndarray,
         net: Any,
     ) -> None:
-        """The rows of copies, or of sums: each flow within the capacity, and all of x by it.
+        """Add the rows of copies or of sums: each flow is within the capacity and carries all of x.
 
         Args:
             flow, capacity, end: the variables.
-            net: sparse, what enters a rank less what leaves it, of shape (ranks, pairs).
+            net: flow into a rank less flow out of it, a sparse matrix of shape (ranks, pairs).
         """
         n, pairs = net.shape
         one, each = np.ones((n, 1)), sp.eye_array
@@ -230,7 +234,7 @@ class _Optimum:
     def trees(self, most: int) -> list[_Reached]:
         """Seconds per byte of trees in the rounded primal solution, their roots and their paths.
 
-        Nothing if the rounded capacities do not fit the network, or reach nothing.
+        Empty if the rounded capacities do not fit the network, or reach nothing.
         """
         n, topology = self.topology.num_ranks, self.topology
         roots = _fractions(self.values[self.root], most)
@@ -266,7 +270,7 @@ class _Optimum:
 
 
 def _incidence(src: np.ndarray, dst: np.ndarray, vertices: int) -> sp.csr_array:
-    """What enters a vertex less what leaves it, of flows on arcs; shape (vertices, arcs)."""
+    """The matrix of flow into a vertex less flow out of it; shape (vertices, arcs)."""
     arc, shape = np.arange(len(src)), (vertices, len(src))
     into, out = (sp.csr_array((np.ones(len(src)), (ends, arc)), shape) for ends in (dst, src))
     return into - out
@@ -286,14 +290,13 @@ Numbers = Sequence[Fraction]
 
 @dataclasses.dataclass(frozen=True)
 class DualVariables:
-    """A solution of the dual program, or nearly: at least 0, otherwise anything.
+    """An approximate solution of the dual program; any numbers of at least 0 are allowed.
 
     Attributes:
-        arcs: pairs of ranks that have capacity from one to the other.
-        copies: for each rank t, its weight as a receiver, and lengths of the arcs towards
-            it.
+        arcs: pairs of ranks with capacity from the first to the second.
+        copies: for each rank t, its weight as a receiver, and lengths of the arcs towards it.
         sums: for each rank t, its weight as a sender, and lengths of the arcs from it.
-        links: of the links, where switches stand between the ranks.
+        links: variables of the links, if switches are between the ranks.
     """
 
     arcs: tuple[Arc, ...]
@@ -303,7 +306,7 @@ class DualVariables:
 
 
 def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
-    """Bytes per second that no all_reduce beats; None if they prove nothing.
+    """Bytes per second that no all_reduce beats; None if the variables prove nothing.
 
     Take an all_reduce of x_v bytes per second at the roots v. Towards each rank t flows all of x,
     each byte from v over a length of at least dist_t(v); and so from each rank t. What flows on an
@@ -318,8 +321,8 @@ def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
     gains = [Fraction(0)] * n
     for sides, reverse in ((dual.copies, True), (dual.sums, False)):
         for t, (most, lengths) in enumerate(sides):
-            # Each byte from v towards t covers at least dist_t(v) of length, or is not counted
-            # above its worth.
+            # Each byte from v towards t covers a length of at least dist_t(v), but counts at most
+            # its worth.
             apart = _distances(n, dual.arcs, lengths, t, reverse)
             for v in range(n):
                 gains[v] += min(most, apart[v])
@@ -336,7 +339,7 @@ def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
 
 
 def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction | None:
-    """What all capacity is worth; the links' variables scaled until every arc is worth enough."""
+    """The worth of all capacity, with links' variables scaled so that arcs are worth enough."""
     if topology.is_direct:
         return sum(
             (b * p for b, p in zip(topology.exact_bandwidth, worth, strict=True)), Fraction()
@@ -357,7 +360,7 @@ def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction |
 def _distances(
     count: int, arcs: Sequence[Arc], lengths: Numbers, start: int, reverse: bool
 ) -> dict[int, Fraction]:
-    """Shortest distances from ``start``, or to it, by vertex: Dijkstra's, but exact."""
+    """Exact shortest distances from ``start``, or to it, by Dijkstra's algorithm."""
     near: list[list[tuple[int, Fraction]]] = [[] for _ in range(count)]
     for (u, v), length in zip(arcs, lengths, strict=True):
         tail, head = (v, u) if reverse else (u, v)
@@ -374,17 +377,17 @@ def _distances(
 
 
 def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers) -> Fraction:
-    """The largest rate r for which trees of bandwidth r x roots[v] in all from each rank v fit.
+    """The largest rate r for which trees of total bandwidth r x roots[v] from each rank v fit.
 
-    They do as long as no cut is too narrow (Edmonds, 1973). Newton's method on cuts, as in
+    They fit if no cut is too narrow (Edmonds, 1973). Newton's method on cuts, as in
     ``jaxcoll.bounds.throughput``; 0 if some rank is cut off from a root.
     """
     scale = common_denominator([*capacity, *roots])
     room, weight = ([int(x * scale) for x in column] for column in (capacity, roots))
     src = np.asarray([*(u for u, _ in arcs), *[n] * n])
     network = FlowNetwork(n + 1, src, np.asarray([*(v for _, v in arcs), *range(n)]))
-    # From above: every cut that is too narrow names a lower rate, the last one is the largest that
-    # all cuts allow.
+    # From above: every cut that is too narrow gives a lower rate, and the last one is the largest
+    # that all cuts allow.
     rate = Fraction(sum(room) + 1)
     while rate:
         need = sum(weight) * rate.numerator
@@ -408,7 +411,7 @@ def is_routable(
     """Whether flows through the switches make up the capacities between ranks, and fit the links.
 
     Args:
-        flows: for each rank, what of its capacity runs over each link.
+        flows: for each rank, the part of its capacity that runs over each link.
         unit: bytes per second of capacities and flows.
     """
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
@@ -429,10 +432,10 @@ def is_routable(
 def paths_of_flows(
     topology: Topology, arcs: Sequence[Arc], capacity: Numbers, flows: Sequence[Numbers]
 ) -> Iterator[tuple[int, tuple[int, ...], Fraction]]:
-    """Flows through the switches as paths: (arc, links, amount), which make up the capacities.
+    """Flows through the switches as paths (arc, links, amount) that make up the capacities.
 
     Args:
-        flows: for each rank, what of its capacity runs over each link (``is_routable``).
+        flows: for each rank, the part of its capacity that runs over each link (``is_routable``).
             Circulations among them are left out.
     """
     for rank in range(topology.num_ranks):
@@ -440,8 +443,8 @@ def paths_of_flows(
         wanted = {v: a for a, (u, v) in enumerate(arcs) if u == rank}
         missing = {v: capacity[a] for v, a in wanted.items() if capacity[a]}
         while missing:
-            # Shortest paths first, so that circulations, which a linear program may contain at no
-            # cost, are never used.
+            # Shortest paths come first, so that circulations, which cost nothing in a linear
+            # program, are never used.
             path = _path(topology, left, rank, missing)
             end = int(topology.dst[path[-1]])
             amount = min(missing[end], *(left[link] for link in path))
@@ -456,7 +459,7 @@ def paths_of_flows(
 def _path(
     topology: Topology, left: Numbers, start: int, ends: Mapping[int, Fraction]
 ) -> tuple[int, ...]:
-    """Links of a shortest path with flow left on it, from a rank to one that misses some."""
+    """Links of a shortest path with remaining flow, from a rank to one that lacks some."""
     near: dict[int, list[int]] = {}
     for link in np.flatnonzero(np.asarray([x > 0 for x in left])).tolist():
         near.setdefault(int(topology.src[link]), []).append(link)

@@ -1,10 +1,10 @@
-"""Cuts over time: times that no data can beat on their way, nor an all_reduce as a whole.
+"""Cuts over time: lower bounds on the time of data on its way, and of a whole all_reduce.
 
 Ford and Fulkerson ("Constructing maximal dynamic flows from static flows", 1958) let a flow take
 time on every arc. Give every vertex x a moment theta(x), and say that data have *crossed* once they
 are at a vertex after its moment. On a link from x to y of latency a, only what enters between
-theta(x) and theta(y) - a crosses. So let all ranks of a set A have theta = 0, and a rank v
-theta = T. If v has all data of A at the time T, then
+theta(x) and theta(y) - a crosses. So let all ranks of a set A have theta = 0, and a rank v theta =
+T. If v has all data of A at the time T, then
 
     bytes(A)  <=  sum over links of bandwidth x max(0, theta(y) - theta(x) - a).
 
@@ -12,13 +12,13 @@ Every choice of moments proves a time. Those here take a set S of vertices aroun
 
     theta(x) = the least latency from A to x in S,  theta(y) = T - the least latency from y to v
 
-outside, so that links that do not leave S carry nothing across, and a link that does counts from
-when data of A can have come to it until what it carries is late. All vertices but v are the set
-that counts what enters v; the worst cut of ForestColl is another.
+outside, so that links that do not leave S carry nothing across, and a link that does leave S counts
+from the time when data of A can have reached it until its data would be late. The set of all
+vertices except v counts the data that enters v; the worst cut of ForestColl is another set. Data
+may be copied, split or coded on the way: v gets each byte once.
 
-Data may be copied, split or coded on the way: v gets each byte once. Sums move likewise, backwards
-in time: a rank's contributions to the results of others need as long as a gather of those results
-on the network with every link reversed.
+Sums move in the same way, backwards in time: a rank's contributions to the results of others need
+as long as a gather of those results on the network with every link reversed.
 
 **An all_reduce.** Contributions to a byte of the result are given away, never copied
 (``jaxcoll.verifier``), so they meet in one rank, or in a switch that adds, the byte's meeting
@@ -45,23 +45,24 @@ from jaxcoll.collective import Collective
 from jaxcoll.paths import distances_from, distances_from_ranks, latency_graph
 from jaxcoll.topology import Topology
 
-# Numbers that are looked at for what enters, or leaves, all ranks: enough for 1,024 of degree 6.
+# The most numbers to examine for the data into or out of all ranks: enough for 1,024 ranks of
+# degree 6.
 _MOST_NUMBERS = 2**23
-# Ranks outside a set that are looked at: those that are farthest, or need the most.
+# The number of ranks outside a set to examine: those that are farthest, or need the most.
 _MOST_TARGETS = 8
 
 
 def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
-    """The least T with  sum of bandwidth x max(0, T - late) >= nbytes,  of each row; seconds.
+    """The least T with sum of bandwidth x max(0, T - late) >= nbytes, for each row, in seconds.
 
-    Links count from the moment on that they are late by. Any subset of them alone takes at least
-    as long with max(0, .) left out, and those before T just as long: so the least over all
-    subsets of the first so many.
+    Each link counts from the moment ``late`` on. Without max(0, .), any subset of links takes at
+    least as long, and the links that count before T take just as long. So T is the least over the
+    subsets of the first links in order.
 
     Args:
-        bandwidth: of each link, float64 of shape (links,).
-        late: seconds, infinite where a link is of no use, float64 of shape (rows, links).
-        nbytes: at least 0, float64 of shape (rows,). Nothing takes no time.
+        bandwidth: bandwidth of each link, float64 of shape (links,).
+        late: seconds, infinite if a link is useless, float64 of shape (rows, links).
+        nbytes: bytes of each row, at least 0, float64 of shape (rows,); 0 bytes take no time.
     """
     order = np.argsort(late, axis=1, kind="stable")
     late = np.take_along_axis(late, order, axis=1)
@@ -75,7 +76,7 @@ def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows:
-    """Least latencies from some vertices to each, computed when they are first asked for."""
+    """Least latencies from vertices to all vertices, computed on first use."""
 
     topology: Topology
     found: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -101,15 +102,15 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Latencies:
-    """Least latencies of a network in seconds, each computed when it is first asked for.
+    """Least latencies of a network in seconds, each computed on first use.
 
     Attributes:
         topology: the network.
-        symmetries: which vertices are equivalent, of a network so large that only those latencies
-            are computed that bounds ask for; None where those of all ranks are.
+        symmetries: equivalent vertices, for a network so large that only the latencies that bounds
+            ask for are computed; None if those of all ranks are.
     """
 
-    # Bounds of the reversed network use the same numbers the other way round, so that ``transpose``
+    # Bounds of the reversed network use the same numbers in the other direction, so ``transpose``
     # hands them on: each is a run of Dijkstra's algorithm from every rank.
 
     topology: Topology
@@ -140,7 +141,7 @@ class Latencies:
         return _Rows(self.topology.transpose())
 
     def _apart(self, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
-        """From some vertices to some by the fewer rows, (tails, heads)."""
+        """From some vertices to others, by whichever direction needs fewer rows; (tails, heads)."""
         if len(tails) <= len(heads):
             return self._ahead.of(tails)[:, heads]
         return self._behind.of(heads)[:, tails].T
@@ -182,16 +183,16 @@ class Latencies:
         return self._ahead.nearest(vertices)[ranks]
 
     def typical(self, vertices: np.ndarray) -> np.ndarray:
-        """Those of some vertices that stand for all vertices equivalent to them."""
+        """The vertices among these that represent all vertices equivalent to them."""
         if self.symmetries is None:
             return vertices
         return vertices[self.symmetries.first[vertices] == vertices]
 
     @functools.cached_property
     def meeting_places(self) -> np.ndarray:
-        """Where contributions can meet: the ranks, then the switches that add, int64.
+        """The places where contributions can meet: ranks, then switches that add; int64.
 
-        Of equivalent places the first.
+        Of equivalent places only the first is listed.
         """
         n = self.topology.num_ranks
         places = np.append(np.arange(n), np.asarray(self.topology.in_network.adding, np.int64))
@@ -203,7 +204,7 @@ class Latencies:
         return sp.csgraph.dijkstra(latency_graph(self.topology))
 
     def to_places(self, places: np.ndarray) -> np.ndarray:
-        """From each vertex to some places, the first of them the ranks, (vertices, places)."""
+        """From each vertex to some places, of which the first are the ranks; (vertices, places)."""
         if self.symmetries is not None:
             return self._behind.of(places).T
         if len(places) == self.topology.num_ranks:
@@ -223,7 +224,7 @@ class Latencies:
         return self.to_nearest(np.arange(vertices), np.arange(n))
 
     def transpose(self) -> Latencies:
-        """Those of the network with every link reversed."""
+        """The latencies of the network with every link reversed."""
         if self.symmetries is not None:
             back = Latencies(self._behind.topology, self.symmetries)
             back.__dict__.update(_ahead=self._behind, _behind=self._ahead)
@@ -236,12 +237,12 @@ class Latencies:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A least time, and the rank that has not got its data before.
+    """A least time, and the rank that cannot have its data before.
 
     Attributes:
-        seconds: 0 where nothing has to arrive.
-        rank: it.
-        away: latency to it, in seconds, of the data that the time comes from.
+        seconds: the time; 0 if nothing has to arrive.
+        rank: the rank.
+        away: latency, in seconds, to that rank of the data that decides the time.
     """
 
     seconds: float = 0.0
@@ -252,7 +253,7 @@ class Arrival:
 def entering(
     latencies: Latencies, nbytes: np.ndarray, sources: np.ndarray, targets: np.ndarray
 ) -> Arrival:
-    """The data that a rank needs from beyond a distance, over all links into it; the worst of each.
+    """The data that a rank needs from beyond a distance, over all links into it, at the worst.
 
     Args:
         nbytes: bytes that rank targets[v] needs of rank sources[u] at [u, v], all different;
@@ -273,13 +274,13 @@ def entering(
             continue
         order = needed[np.argsort(-between[needed, i], kind="stable")]
         away = between[order, i]
-        # From the farthest rank in: at each distance, all that comes from there or beyond.
+        # From the farthest rank inwards: at each distance, all data from there or beyond.
         last = np.append(away[1:] != away[:-1], True)  # of each distance
         amount, away = np.cumsum(nbytes[order, i])[last], away[last]
         into = link[ptr[v] : ptr[v + 1]]
         if exactly:
             near = latencies.from_some(sources[order], topology.src[into])
-            # A link counts from when data of any rank of the set can be at its tail.
+            # A link counts from the time when data of any rank of the set can be at its tail.
             near = np.minimum.accumulate(near, axis=0)
             times = least_times(topology.bandwidth[into], near[last] + topology.alpha[into], amount)
         else:
@@ -291,7 +292,7 @@ def entering(
 
 
 def _latest(ranks: np.ndarray, nbytes: np.ndarray, away: np.ndarray, room: np.ndarray) -> Arrival:
-    """The worst of some ranks, each with one distance to look at."""
+    """The worst of some ranks, each with one distance to examine."""
     times = np.where(nbytes > 0, away + nbytes / room, 0.0)
     if not times.size or not times.any():
         return Arrival()
@@ -302,7 +303,7 @@ def _latest(ranks: np.ndarray, nbytes: np.ndarray, away: np.ndarray, room: np.nd
 def leaving(
     latencies: Latencies, nbytes: np.ndarray, sources: np.ndarray, targets: np.ndarray
 ) -> Arrival:
-    """The data that a rank has for others, over all links out of it, and on to the farthest.
+    """The data that a rank has for others, over all links out of it and on to the farthest.
 
     Args:
         nbytes: bytes that rank targets[v] needs of rank sources[u] at [u, v]; other ranks may need
@@ -336,11 +337,11 @@ def leaving(
 
 
 def across(latencies: Latencies, inside: np.ndarray, needs: Needs) -> Arrival:
-    """The data that a rank outside a set of vertices needs of the ranks inside; the worst rank.
+    """The data that the worst rank outside a set of vertices needs of the ranks inside.
 
     Args:
         inside: the set, bool of shape (vertices,).
-        needs: all different.
+        needs: the bytes that ranks need, all different.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
     out = inside[topology.src] & ~inside[topology.dst]
@@ -355,7 +356,7 @@ def across(latencies: Latencies, inside: np.ndarray, needs: Needs) -> Arrival:
     early = latencies.from_nearest(sources, tails)[tail] + topology.alpha[out]
     if len(targets) > _MOST_TARGETS:
         room = topology.bandwidth[out].sum()
-        # Targets that need the most, or are farthest, by a time that takes no sorting of links.
+        # The targets that need the most or are farthest, estimated without sorting links.
         soon = latencies.reached(heads, targets) + amount[targets] / room
         targets = targets[np.argsort(-soon, kind="stable")[:_MOST_TARGETS]]
     late = early + latencies.to_some(heads, targets).T[:, head]
@@ -393,7 +394,7 @@ def meeting(latencies: Latencies, what: Collective) -> tuple[float, str]:
 def departures(
     latencies: Latencies, what: Collective, nbytes: float, part: np.ndarray
 ) -> tuple[float, int]:
-    """When parts of the network must have let go of bytes, over all links out of parts together.
+    """The times by which parts of the network must have sent bytes, over all links out of parts.
 
     The contributions to a byte that meets in m, a rank or a switch that adds, leave every other
     part that has some, and begin to no later than T - D(m), where D(m) is the least latency from a
@@ -402,18 +403,18 @@ def departures(
 
         k x nbytes  <=  (T - D) x bandwidth of all links out of parts with contributions.
 
-    D is the least over all m: where ranks differ, sums meet in the middle. The largest over all m
-    is the same where no rank differs from another, and false elsewhere.
+    D is the least over all m, because sums meet in the middle if ranks differ. The largest over all
+    m is the same if all ranks are equivalent, and wrong otherwise.
 
-    Bytes of several groups add up. Backwards in time the copies say the same. For k = 1 this is
-    the meeting place's latency and, on top of it, one crossing of every byte. On a torus, between
-    little and much data, these are times of the linear program of ``scripts/bench fluid``.
+    Bytes of several groups add up. Backwards in time the copies give the same bound. For k = 1 this
+    is the meeting place's latency and, on top of it, one crossing of every byte. On a torus,
+    between little and much data, these are times of the linear program of ``scripts/bench fluid``.
 
     Args:
         part: the part of each vertex, int64 of shape (vertices,).
 
     Returns:
-        Seconds, and how many crossings of the bytes of all groups that takes.
+        Seconds, and the number of crossings of the bytes of all groups.
     """
     best, count = 0.0, 0
     places = latencies.meeting_places  # the same ones backwards in time
@@ -426,16 +427,16 @@ def departures(
         _, first = np.unique(part[order], return_index=True)
         # Parts are 0, 1, ...
         onward = np.minimum.reduceat(each.to_places(places)[order], first, axis=0)
-        onward[part[places], np.arange(len(places))] = -np.inf  # what meets there may stay
+        onward[part[places], np.arange(len(places))] = -np.inf  # sums that meet there may stay
         far = each.to_some(places, np.arange(topology.num_ranks))
         moments = []
         for group in what.groups:
             members = list(group)
             with_members = np.unique(ranks[members])
             to_go = onward[with_members] + far[:, members].max(axis=1)
-            # For every meeting place the parts that need longest come first. The least time of the
-            # k-th over all places is needed by k parts wherever sums meet. The part of the place
-            # itself needs none, hence one fewer.
+            # For every meeting place the parts that need longest come first. Wherever sums meet, k
+            # parts need at least the least time of the k-th part over all places. The part of the
+            # place itself needs none, so there is one fewer.
             moments.append((-np.sort(-to_go, axis=0)).min(axis=1)[: len(with_members) - 1])
         least = -np.sort(-np.concatenate(moments))
         if least.size:
@@ -452,13 +453,13 @@ def traffic(
 ) -> tuple[float, int]:
     """Every byte crosses from part to part at least 2(p-1) times, if p parts have ranks of a group.
 
-    Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts the sums
-    and copies that each byte needs, and also holds for ranks taken together: p - 1 parts are left
-    by a sum that is not complete yet, and p - 1 are entered by a complete one, which was alone on
-    its way since it left the part of a rank or of a switch that copies. Where it comes from a
-    switch apart from all these, which adds and sends it once, one part fewer is entered so, but all
-    p were left. The last data to leave a part still has to arrive, and if only one group sums, to
-    spread in the part; the first data to leave has to be summed before (``rests``).
+    With single ranks as parts, this is Patarasuk and Yuan's bound (2009), whose proof counts the
+    sums and copies that each byte needs. It also holds for sets of ranks: an incomplete sum leaves
+    p - 1 parts, and a complete sum enters p - 1 parts, each alone on its way since it left the part
+    of a rank or of a switch that copies. If the sum comes from a switch outside all these parts,
+    which adds and sends it once, one part fewer is entered in this way, but all p were left. The
+    last data to leave a part still has to arrive, and if only one group sums, to spread in the
+    part; the first data to leave has to be summed before (``rests``).
 
     Backwards in time the crossings are those of links into parts with ranks, or with switches that
     add: the same on the reversed network, and another bound where switches copy or add.
@@ -468,7 +469,7 @@ def traffic(
         known: a time in seconds that no run beats.
 
     Returns:
-        Seconds, and how many crossings of a byte that takes.
+        Seconds, and the number of crossings of a byte.
     """
     topology = latencies.topology
     ranks = part[: topology.num_ranks]
@@ -484,7 +485,7 @@ def traffic(
         rest = topology.alpha[leaves] + latencies.to_a_rank[topology.dst[leaves]]
         rest = np.minimum(rest, known)
     bandwidth = topology.bandwidth[leaves]
-    # In a time T a link of bandwidth b carries b (T - rest) at most: solved for T over all links.
+    # In a time T a link of bandwidth b carries at most b (T - rest); solve for T over all links.
     share = bandwidth / bandwidth.sum()
     return float(crossings * (nbytes / bandwidth.sum()) + share @ rest), crossings
 
@@ -492,10 +493,10 @@ def traffic(
 def beside_helpers(
     latencies: Latencies, what: Collective, nbytes: float, part: np.ndarray, known: float
 ) -> tuple[float, str]:
-    """What every byte weighs on the links around one group, where ranks outside it copy and add.
+    """The weight of every byte on the links around one group, if ranks outside it copy and add.
 
-    Let p parts of the network have members of the group, and others none. The contributions to a
-    byte are complete in one place first, its meeting place, and p - 1 member parts have been left
+    Let p parts of the network have members of the group, and the others none. The contributions to
+    a byte are complete in one place first, its meeting place, and p - 1 member parts have been left
     before that and are entered after it; all p where the place is in no member part. Two weights of
     crossings make the most of it:
 
@@ -514,12 +515,12 @@ def beside_helpers(
     that copy or add would have to be counted as ranks. A link carries its bandwidth times the run,
     less what its last data still take to a rank.
 
-    On three of eight ranks that are all joined by links of b B/s, the first says 6 bytes per byte
-    over 2 x 15 links and, with weight 3/2, 6: at most 6.5 b, which sums that meet in the five
-    others and, half as much, in the three reach.
+    For example, let a group have three of eight ranks that are all joined by links of b B/s. The
+    first weight gives 6 bytes per byte over 2 x 15 links and, with weight 3/2, 6 links: at most 6.5
+    b. Sums that meet in the five others and, half as much, in the three attain that.
 
     Returns:
-        Seconds, and the weights in words; 0 seconds where there are several groups, or no others.
+        Seconds, and the weights in words; 0 seconds if there are several groups, or no other ranks.
     """
     topology = latencies.topology
     together = [list(group) for group in what.groups if len(group) > 1]
@@ -552,15 +553,15 @@ def beside_helpers(
 def crossed(
     latencies: Latencies, what: Collective, sets: Sequence[np.ndarray], nbytes: float
 ) -> tuple[float, int]:
-    """The longest that every byte of every group on both sides takes out of one of the sets.
+    """The longest time that every byte of every group on both sides takes out of one of the sets.
 
-    A byte crosses once at least, as a sum or as a copy. Its crossing takes the contributions of
+    A byte crosses at least once, as a sum or as a copy. Its crossing takes the contributions of
     each rank u inside further on the way to each rank v outside. Where there is one group, a link
     counts from when data of one u can have come to it until what it carries is late for one v: the
     two that are farthest from the links across.
 
     Returns:
-        Seconds, and the place in ``sets``; 0 seconds where nothing crosses any.
+        Seconds, and the index in ``sets``; 0 seconds if nothing crosses any set.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
     idle = latencies.from_a_rank[topology.src] + topology.alpha
@@ -595,7 +596,7 @@ def rests(
     leaves: np.ndarray,
     known: float,
 ) -> np.ndarray:
-    """Seconds of a run in which each link out of a part may as well rest, float64 (leaves,).
+    """Seconds of a run in which each link out of a part is useless, float64 (leaves,).
 
     Soon after the start no rank has the contributions of its whole part, and the data that leaves
     brings only some of them out; the data that enters a part shortly before the end comes too late
@@ -628,8 +629,8 @@ def rests(
         members: ranks of the only group, int64.
         part: the part of each vertex, int64 of shape (vertices,).
         leaves: links out of parts that contain ranks, or switches that copy, bool (links,).
-        known: a time in seconds that no run beats. The two times of little use are cut short where
-            they would not fit in it, so that they never overlap.
+        known: a time in seconds that no run beats. The two useless times are shortened if they
+            would not fit in it, so that they never overlap.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
     links, which = _distinct(latencies, np.flatnonzero(leaves))
@@ -649,7 +650,7 @@ def rests(
 
 
 def _distinct(latencies: Latencies, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Links of which none is equivalent to another, and which of them stands for each, int64."""
+    """One link of each class of equivalent links, and the one for each link; int64."""
     topology = latencies.topology
     first = (latencies.symmetries or Symmetries.none(topology)).first
     columns = (topology.alpha[links], first[topology.src[links]], first[topology.dst[links]])
@@ -658,17 +659,18 @@ def _distinct(latencies: Latencies, links: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _late(latency: np.ndarray, members: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Least latencies to a first, second, ... of equal shares of a part, (vertices, shares).
+    """Least latencies to the first, second, ... of equal shares of a part, (vertices, shares).
 
     Args:
-        latency: from some vertices to all ranks, float64 of shape (vertices, ranks).
+        latency: latencies from some vertices to all ranks, float64 of shape (vertices, ranks).
     """
-    # Of every share the least of any part: M is the largest share of the members of any part.
+    # For every share, the least of any part, since M is the largest share of the members of any
+    # part.
     parts = [members[part[members] == p] for p in np.unique(part[members])]
     shares = max(map(len, parts))
     least = np.full((len(latency), shares), np.inf)
     for ranks in parts:
-        # Smaller parts count as if each rank stood for as many as it can stand for at most.
+        # In smaller parts each rank counts for the most shares that it can represent.
         which = np.arange(shares) * len(ranks) // shares
         np.minimum(least, np.sort(latency[:, ranks], axis=1)[:, which], out=least)
     return least

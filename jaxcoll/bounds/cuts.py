@@ -1,15 +1,17 @@
-"""Bounds by cuts: what must cross them, over which shared paths.
+"""Bounds by cuts: the data that must cross them, and the paths that it shares.
 
 A set of vertices that lacks some of the data must receive it over the links that enter the set, so
 its missing bytes over their bandwidth is a lower bound on the time. Every set gives such a bound,
 but only sets around the narrow places of a network give high ones. They come from three sources.
 
-- The worst cut of ForestColl, of every group: exact for all_gather and broadcast, latency aside.
+- The worst cut of ForestColl, for every group: exact for all_gather and broadcast, apart from
+latency.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
 
-The file also holds the answers of the all_reduce program (App. B.7), which are the least time and
-the paths of its trees, and the share of a buffer that a collective moves between two ranks.
+The file also has the classes for answers of the all_reduce program (App. B.7), which are the least
+time and the paths of its trees, and the share of a buffer that a collective moves between two
+ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class SharedPaths:
     """Paths from rank to rank, each shared between trees that broadcast and trees that sum.
 
     Attributes:
-        paths: links of each path in the order they are crossed; one link on a direct network.
+        paths: links of each path in the order in which they are crossed; one link on a direct
+            network.
         copies: bytes per second of each path for trees that broadcast.
         sums: bytes per second of each path for trees that sum. No link carries more than its
             bandwidth if all paths are full.
@@ -49,16 +52,16 @@ class SharedPaths:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceBound:
-    """The least time of an all_reduce, latency aside.
+    """The least time of an all_reduce, apart from latency.
 
     Attributes:
         seconds: seconds per byte of the vector that is reduced, which no all_reduce beats.
         two_phases: seconds per byte of an optimal reduce_scatter and then an optimal all_gather.
-        reached: seconds per byte that trees reach; None where none is known, which takes switches
-            with unequal bandwidth in and out, or floats that hide the fractions they stand for.
+        reached: seconds per byte that trees reach; None if no trees are known, which happens if
+            switches have unequal bandwidth in and out, or if floats hide the fractions behind them.
         roots: share of the vector that is summed at each rank and broadcast from it in these trees.
-        shared: the part of every link that the trees may use; None where two phases, each of which
-            has all links to itself, are as fast.
+        shared: the part of every link that the trees may use; None if two phases, each with all
+            links to itself, are equally fast.
     """
 
     seconds: Fraction
@@ -74,7 +77,7 @@ class AllReduceBound:
 
     @property
     def two_phases_reach_it(self) -> bool:
-        """Whether nothing is to be gained over reduce_scatter and all_gather."""
+        """Whether reduce_scatter and all_gather are as fast as the bound."""
         return self.two_phases <= self.seconds
 
 
@@ -124,7 +127,8 @@ def as_collective(
             f"the collective is for {collective.num_ranks} ranks, {topology} has "
             f"{topology.num_ranks}"
         )
-    # Bounds know what goes from rank to rank, not where parts of several sizes are copied or added.
+    # Bounds know the data from rank to rank, but not where parts of several sizes are copied or
+    # added.
     return collective if collective.pair_shares else collective.with_equal_shards("a bound")
 
 
@@ -132,27 +136,27 @@ def as_size(nbytes: Number) -> Fraction:
     return as_fraction(checks.nbytes(nbytes, CollectiveError))
 
 
-# Ways of parting a network that are looked at; most have fewer bandwidths.
+# The most ways to divide a network that are examined; most networks have fewer bandwidths.
 _MOST_WAYS = 8
-# Links times maximum flows of a search for the worst cut: a tenth of a second.
+# The most links times maximum flows of a search for the worst cut: a tenth of a second.
 _FLOWS = 2**17
-# Sets of each kind that are looked at, and how many numbers they may take together.
+# The most sets of each kind that are examined, and the most numbers that they may take together.
 _MOST_SETS, _NUMBERS = 32, 2**20
-# Distances from the root of a broadcast from which on ranks are in need.
+# The most distances from the root of a broadcast at which the ranks in need may begin.
 _MOST_LEVELS = 8
 
 
 def parts(topology: Topology) -> Iterator[np.ndarray]:
-    """The part of each vertex, in several ways: what links above some bandwidth hold together.
+    """The part of each vertex, in several ways: links above some bandwidth join the parts.
 
-    At least every vertex alone, and as many ways as there are bandwidths, up to ``_MOST_WAYS``.
+    The ways are every vertex alone, and one per bandwidth, up to ``_MOST_WAYS``.
     """
     speeds = np.unique(topology.bandwidth)
     shape = (topology.num_vertices,) * 2
     most = -(-len(speeds) // _MOST_WAYS)
     for least in speeds[::-1][:: max(most, 1)]:
-        # First every vertex alone, then what ever slower links join: a host is a part as soon as
-        # the links inside it count and those out of it do not.
+        # First every vertex is alone, then slower and slower links join vertices. So a host is a
+        # part once the links inside it count and those out of it do not.
         fast = topology.bandwidth > least
         ends = topology.src[fast], topology.dst[fast]
         graph = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), shape=shape)
@@ -160,14 +164,14 @@ def parts(topology: Topology) -> Iterator[np.ndarray]:
 
 
 def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
-    """Sets with a rank inside and one outside, each bool of shape (vertices,); none twice.
+    """Distinct sets with a rank inside and one outside, each bool of shape (vertices,).
 
     Args:
         what: a collective that sums nothing, or an all_reduce.
     """
     found: list[np.ndarray] = []
     for optimum in worst_cuts(topology, what):
-        # Both sides of a cut: leaving a set slowly is entering the rest slowly.
+        # Both sides of a cut are sets: data that leaves a set slowly enters the rest slowly.
         inside = np.zeros(topology.num_vertices, bool)
         inside[list(optimum.cut)] = True
         found += [inside, ~inside]
@@ -178,23 +182,23 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
 
     for part in parts(topology):
         first = {int(p): rank for rank, p in reversed([*enumerate(part[: topology.num_ranks])])}
-        # In the order of their first ranks, which follow the rows of grids and of racks: so the
-        # unions of the first parts are halves of these.
+        # Parts are in the order of their first ranks, which follow the rows of grids and of racks.
+        # So the unions of the first parts are halves of these.
         order = sorted(first, key=lambda p: first[p])
-        if len(order) < topology.num_ranks:  # single ranks are not sets of their own
+        if len(order) < topology.num_ranks:  # single ranks are not sets
             found += [s for p in some(order) for s in (part == p, part != p)]
         found += [np.isin(part, order[:count]) for count in some(range(2, len(order)))]
-    # Parts by several bandwidths are often the same; each set costs a bound of its own.
+    # Several bandwidths often give the same parts; each distinct set costs one bound.
     distinct = {inside.tobytes(): inside for inside in found}
     ranks = topology.num_ranks
     return [s for s in distinct.values() if s[:ranks].any() and not s[:ranks].all()]
 
 
 def worst_cuts(topology: Topology, what: Collective) -> Iterator[Optimum]:
-    """For every group the cut that its data are slowest to leave, all links being the group's.
+    """For every group, the cut that its data leaves most slowly if all links serve the group.
 
-    Where a search in all groups takes more than ``_FLOWS``, only some ranks gather, or only some
-    groups are looked at, evenly spaced: then the cut may not be the worst.
+    If a search in all groups takes more than ``_FLOWS``, only some ranks gather, or only some
+    evenly spaced groups are examined; then the cut may not be the worst.
     """
     groups = [group for group in what.groups if len(group) > 1]
     most = max(1, _FLOWS // max(topology.num_links, 1))
@@ -211,10 +215,10 @@ def worst_cuts(topology: Topology, what: Collective) -> Iterator[Optimum]:
 
 
 def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int], list[int]]:
-    """Weights of ranks, and the ranks that gather; in an all_reduce one rank's data stands for all.
+    """Weights of ranks, and the ranks that gather; in an all_reduce one rank's data represents all.
 
-    Scattering is not gathering: there the root's data is taken for a broadcast's, which finds a cut
-    too. The like goes for all_to_all and all_gather.
+    A scatter does not gather: there the root's data counts as a broadcast's, which finds a cut too.
+    In the same way an all_to_all counts as an all_gather.
     """
     root, kind = what.root_of(group), what.traits
     if kind.starts_at_root or kind.sums_for_all:
@@ -227,13 +231,14 @@ def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int]
 def crossing(
     latencies: Latencies, sets: Sequence[np.ndarray], needs: Needs, is_copied: bool
 ) -> tuple[float, int]:
-    """The longest that all data of all ranks together take out of one of the sets, and which.
+    """The longest time that all data of all ranks together take out of one of the sets.
 
-    A link counts from when data of a rank can have come to it until it is too late for all ranks.
+    A link counts from the time when data of a rank can have reached it until it is too late for all
+    ranks.
 
     Args:
         sets: bool of shape (vertices,) each.
-        needs: of all ranks.
+        needs: the needs of all ranks.
         is_copied: whether all ranks that need something of rank u need the same.
 
     Returns:
@@ -260,12 +265,12 @@ def spreading(latencies: Latencies, needs: Needs) -> tuple[float, str]:
     part: followed back from where it enters, a copy was alone until it left there. All links out of
     parts with ranks or such switches together carry those copies.
 
-    A link is of use from when the first data can have come to it until it is too late for all
-    ranks in need. Of a broadcast those in need may be the ranks from some distance on only: what
-    reaches them in time before ranks near them have it to pass on is the root's work.
+    A link is useful from the time when the first data can have reached it until it is too late for
+    all ranks in need. For a broadcast, the ranks in need may be only those from some distance on:
+    the root alone serves them until ranks near them have data to pass on.
 
     Args:
-        needs: the same of rank u for all that need something of it.
+        needs: the needs, where all ranks that need something of rank u need the same.
 
     Returns:
         Seconds, and the parts in words.

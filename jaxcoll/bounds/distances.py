@@ -1,18 +1,17 @@
 """Bounds by distances: how long the links take for data that goes from rank to rank.
 
-Any lengths of the links give a bound: bytes times distance over what the links carry at once. On a
-ring of 3 ranks one way, an all_to_all of a byte per pair crosses 1 + 2 links from every rank, 9 in
-all; the 3 links share them, so one carries 3 bytes at the least.
+Any lengths of the links give a bound: bytes times distance, over the capacity of the links. For
+example, on a one-way ring of 3 ranks, an all_to_all with a byte per pair crosses 1 + 2 links from
+every rank, 9 in all; the 3 links share these crossings, so one link carries at least 3 bytes.
 
-Good lengths show which links are the narrow ones. The best are the dual variables of a linear
-program, the least time in which all data flow to where they are needed (Shahrokhi and Matula,
-1990). Where it is small it is solved. Elsewhere the lengths climb: along shortest paths some links
-are loaded for longer than others, and those become longer. Whatever lengths come out, the bound by
-them is proved by itself.
+Good lengths show the narrow links. The best lengths are the dual variables of a linear program, for
+the least time in which all data flow to where they are needed (Shahrokhi and Matula, 1990). If it
+is small, it is solved. Otherwise the lengths climb: links that shortest paths load for longer than
+others become longer. Any resulting lengths prove their bound.
 
-Two yardsticks of papers build on distances too, and bound no time: the fewest steps on a direct
-network (``step_bound``), and TACOS's ``ideal``, which data that is on its way while others are sent
-can beat.
+Two quantities from papers also build on distances, but do not bound the time: the fewest steps on a
+direct network (``step_bound``), and TACOS's ``ideal``, which a schedule can beat by sending while
+other data are on their way.
 """
 
 from __future__ import annotations
@@ -40,16 +39,18 @@ from jaxcoll.paths import (
 )
 from jaxcoll.topology import Topology
 
-# Flows (sources times links) up to which the program is solved: a tenth of a second.
+# The most flows (sources times links) for which the program is solved: a tenth of a second.
 FLOWS = 2**12
 # The most work of the climb, in sources times links times steps, and its most steps.
 _CLIMB, _STEPS = 2**20, 64
-# A step aims at so much more than the best so far; less after so many that gained little.
+# A step aims above the best so far by the fraction _AIM, times _LESS after _PATIENCE steps that
+# each gained less than _LITTLE.
 _AIM, _LESS, _PATIENCE, _LITTLE = 0.3, 0.6, 5, 0.002
-# Of each step's direction, this part of the last is kept; no link is shorter than this share.
+# The part of the last step's direction that is kept in the next, and the least length of a link as
+# a share.
 _KEPT, _SHORTEST = 0.6, 1e-6
 _EVEN = 1e-12
-# Lengths of links that are looked at; most networks have fewer bandwidths.
+# The most choices of lengths that are examined; most networks have fewer bandwidths.
 _MOST_LENGTHS = 8
 
 
@@ -57,8 +58,8 @@ class Transport(NamedTuple):
     """A time that no schedule can beat.
 
     Attributes:
-        time: seconds.
-        lengths: which lengths of links it is proved by, in words.
+        time: the time in seconds.
+        lengths: the lengths of links that prove it, in words.
     """
 
     time: float
@@ -72,7 +73,7 @@ def transport_bound(
     flows: int = FLOWS,
     symmetries: Symmetries | None = None,
 ) -> Transport:
-    """The best bound of ``lengths_of``: bytes times distance, over what the links carry at once.
+    """The best bound of ``lengths_of``: bytes times distance, over the capacity of the links.
 
     Give every link l a length w_l of at least 0, and let d(u, v) be the least sum of lengths along
     a path from u to v. The bytes that go from u to v cross links whose lengths sum to d(u, v) or
@@ -86,15 +87,15 @@ def transport_bound(
         (sum of bytes(u, v) d(u, v) + sum of w_l b_l r_l) / sum of w_l b_l.
 
     This is weak duality of the linear program of concurrent flows (Shahrokhi and Matula, "The
-    maximum concurrent flow problem", 1990), whose optimum some lengths reach. Data copied on its
-    way needs less: it holds only where every rank needs data of its own.
+    maximum concurrent flow problem", 1990), whose optimum some lengths attain. Data copied on its
+    way needs less, so the bound holds only if every rank needs different data.
 
     Args:
         needs: bytes that go from rank to rank.
         rest: seconds before the end by which each link must be done, at least 0, and at most some
             time that no schedule can beat; float64 of shape (links,).
-        flows: work that may be spent on the lengths, see ``narrow_links``.
-        symmetries: that the bytes have, too; of equivalent ranks one is looked at.
+        flows: the most work to spend on the lengths, see ``narrow_links``.
+        symmetries: symmetries that the bytes have, too; only one of equivalent ranks is examined.
     """
     best = Transport(0.0, "")
     for lengths, name in lengths_of(topology, needs, flows):
@@ -109,7 +110,7 @@ def transport_bound(
 def _work(
     topology: Topology, needs: Needs, lengths: np.ndarray, symmetries: Symmetries | None
 ) -> float:
-    """All bytes times the distances that they go."""
+    """The sum of all bytes times their distances."""
     n = topology.num_ranks
     everyone = np.arange(n)
     if symmetries is None:
@@ -131,10 +132,10 @@ def _work(
 def lengths_of(topology: Topology, needs: Needs, flows: int) -> Iterator[tuple[np.ndarray, str]]:
     """Lengths of links that give good bounds, float64 of shape (links,), each with its name.
 
-    1 for every link, so that distances are hops; seconds per byte, so that slow links are long;
-    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count; 1 for
-    the links along a dimension of a grid, so that only its longest side counts; and, where several
-    ranks send to several, those of ``narrow_links``.
+    They are 1 for every link, so that distances are hops; seconds per byte, so that slow links are
+    long; 1 for the links up to some bandwidth and 0 for faster ones, so that only slow links count;
+    1 for the links along a dimension of a grid, so that only its longest side counts; and, if
+    several ranks send to several, those of ``narrow_links``.
     """
     ones = np.ones(topology.num_links)
     yield ones, "links"
@@ -152,7 +153,7 @@ def lengths_of(topology: Topology, needs: Needs, flows: int) -> Iterator[tuple[n
 
 
 def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
-    """1 for the links along a dimension, for each of a grid of ranks with unequal sides."""
+    """Lengths of 1 along one dimension, for each dimension of a grid with unequal sides."""
     placement = topology.placement
     if placement is None or not topology.is_direct:
         return
@@ -168,11 +169,11 @@ def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def narrow_links(topology: Topology, needs: Needs, flows: int = FLOWS) -> np.ndarray | None:
-    """Lengths of the links, float64 of shape (links,); None where they take too much work.
+    """Lengths of the links, float64 of shape (links,); None if they take too much work.
 
     Args:
         needs: bytes that go from rank to rank.
-        flows: sources times links up to which the program is solved.
+        flows: the most sources times links for which the program is solved.
     """
     size = len(needs.sources) * topology.num_links
     steps = min(_STEPS, _CLIMB // size)
@@ -187,7 +188,7 @@ def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
     """The dual variables of the program: minimize T, a flow of each source on each link."""
     sources = np.flatnonzero((nbytes > 0).any(axis=1))
     count, vertices, links = len(sources), topology.num_vertices, topology.num_links
-    # Solvers like numbers near 1.
+    # Solvers work best with numbers near 1.
     room = np.maximum(topology.bandwidth / np.median(topology.bandwidth), 1e-9)
     need = np.zeros((count, vertices))
     need[:, : topology.num_ranks] = nbytes[sources] / nbytes[sources].sum(axis=1).max()
@@ -211,9 +212,10 @@ def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
     program.add_rows(matrix, low, high)
     try:
         dual = program.minimize().optimal().duals
-    except RuntimeError:  # links so unequal that the solver gives up: other lengths will do
+    except RuntimeError:  # the solver gives up on very unequal links: use other lengths
         return None
-    # Floats may be just below 0, which no length is. Any lengths give a bound, and so do these.
+    # Floats may be just below 0, which lengths may not be. Any lengths give a bound, so rounding up
+    # is valid.
     return np.maximum(-dual[:links], 0.0)
 
 
@@ -233,12 +235,12 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if time > best:
             best, found = time, lengths
         if idle > _PATIENCE:
-            # No gain for a while: no lengths reach the aim. Back to the best ones, with a lower
-            # aim.
+            # Without gain for a while, no lengths reach the aim: return to the best ones, with a
+            # lower aim.
             lengths, aim, idle = found, aim * _LESS, 0
         uneven = load - time * room
-        # Every link is loaded for as long, but for rounding: no lengths are better, and a step
-        # along what rounding leaves would be without end.
+        # If every link is loaded for equally long, apart from rounding, no lengths are better, and
+        # a step along the rounding errors would never end.
         if np.abs(uneven).max() <= _EVEN * load.max():
             break
         direction = uneven + _KEPT * direction
@@ -246,7 +248,7 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if norm == 0:
             break
         lengths = lengths + (best * (1 + aim) - time) / norm * direction
-        # Of unequal data most links may go below 0, and the mean of all with them.
+        # With unequal data most links may fall below 0, and so may the mean of all.
         lengths = np.maximum(lengths, 0.0)
         lengths = np.maximum(lengths, _SHORTEST * lengths.mean())
         lengths = lengths / float(lengths @ room)
@@ -254,7 +256,7 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _loads(topology: Topology, lengths: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """What each link carries if everything takes a shortest path, float64 of shape (links,)."""
+    """The load of each link if all data take shortest paths, float64 of shape (links,)."""
     n, vertices = topology.num_ranks, topology.num_vertices
     order = np.lexsort((lengths, topology.dst, topology.src))
     pair = topology.src[order].astype(np.int64) * vertices + topology.dst[order]
@@ -266,7 +268,8 @@ def _loads(topology: Topology, lengths: np.ndarray, demand: np.ndarray) -> np.nd
     carried = np.zeros((n, vertices))
     carried[:, :n] = demand
     load, source = np.zeros(topology.num_links + 1), np.arange(n)
-    # From the farthest vertex of each source inwards: data has come to a vertex that passes it on.
+    # From the farthest vertex of each source inwards, so that a vertex has all data that it passes
+    # on.
     for vertex in np.argsort(-apart, axis=1, kind="stable").T:
         parent = before[source, vertex]
         moved = np.where(parent >= 0, carried[source, vertex], 0.0)
@@ -279,8 +282,8 @@ def _loads(topology: Topology, lengths: np.ndarray, demand: np.ndarray) -> np.nd
 def step_bound(topology: Topology, collective: str | Collective) -> int:
     """Steps that no schedule with one chunk per link and step can beat, on a direct network.
 
-    For every rank v and distance t: the chunks v wants from ranks at least t links away arrive in
-    step t at the earliest and then at most one per link into v and step.
+    For every rank v and distance t, the chunks that v wants from ranks at least t links away arrive
+    in step t at the earliest, and from then on at most one per link into v and step.
 
     Raises:
         TopologyError: the network has switches.
@@ -293,7 +296,7 @@ def step_bound(topology: Topology, collective: str | Collective) -> int:
     if what.is_reducing:
         raise CollectiveError(f"count the steps of {what.dual().kind} on the transposed network")
     distances = hop_distances(topology)
-    # Chunks that start at rank u and are wanted by rank v, at [u, v].
+    # The number of chunks that start at rank u and that rank v wants, at [u, v].
     chunks = np.zeros(distances.shape, np.int64)
     for chunk, u in enumerate(what.ends(what.traits.before)):
         chunks[u] += what.wants(np.arange(what.num_ranks), chunk)
@@ -309,12 +312,12 @@ def step_bound(topology: Topology, collective: str | Collective) -> int:
 
 
 def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> Fraction:
-    """The TACOS paper's Ideal (Sec. V-A), a heuristic and not a bound, in seconds, exact.
+    """The TACOS paper's Ideal (Sec. V-A) in exact seconds, which is a heuristic, not a bound.
 
-    Bytes that enter and leave a rank over the bandwidth of the slowest rank, plus the latency
-    between the farthest two ranks: size x (n-1)/n / min BW + diameter, with 2(n-1)/n for
-    all_reduce. A schedule can be slower than it (all_reduce pays the diameter twice) and, where
-    the farthest ranks are not the slowest, faster.
+    It is the bytes that enter and leave a rank over the bandwidth of the slowest rank, plus the
+    latency between the farthest two ranks: size x (n-1)/n / min BW + diameter, with 2(n-1)/n for
+    all_reduce. A schedule can be slower than it (all_reduce pays the diameter twice) and, where the
+    farthest ranks are not the slowest, faster.
     """
     what = as_collective(topology, collective).with_equal_shards("Ideal")
     size = as_size(nbytes)

@@ -1,8 +1,8 @@
-"""Bounds of machines whose ranks wait, by their order of execution, beside those of links.
+"""Further bounds for machines whose ranks wait, by their order of execution.
 
-``jaxcoll.simulation.execution_order`` has the machine. A rank goes through blocks (its steps, or
-its rounds) one after the other. A message moves while both of its ends are in its block: first the
-latencies of its links pass, then it takes a share of all links of its path at once.
+``jaxcoll.simulation.execution_order`` describes the machine. A rank goes through blocks (its steps,
+or its rounds) one after the other. A message moves while both of its ends are in its block: first
+the latencies of its links pass, then it takes a share of all links of its path at once.
 
 *Links.* A rank has a byte once the whole message that brings it has arrived, and that is at least
 the latencies of its path later than it left: so least latencies between ranks are bounds as they
@@ -49,7 +49,7 @@ from jaxcoll.topology import Topology
 
 
 class Term(NamedTuple):
-    """A bound: its seconds, name and reason, as ``Bound`` has them."""
+    """The seconds, name and reason of a bound, as in ``Bound``."""
 
     time: float
     name: str
@@ -57,29 +57,30 @@ class Term(NamedTuple):
 
 
 def without_latencies(topology: Topology) -> Topology:
-    """The network whose links are as fast and take no latency."""
+    """The network with links of equal bandwidth and without latency."""
     return dataclasses.replace(topology, alpha=np.zeros(topology.num_links))
 
 
 def least_latency(latencies: Latencies) -> float:
-    """The latency that every message takes at least, seconds."""
+    """The least latency of any message, in seconds."""
     return float(_of_messages(latencies).min())
 
 
 def terms(
     latencies: Latencies, what: Collective, nbytes: float, costs: ExecutionCosts
 ) -> list[Term]:
-    """What ranks and pairs can do, of an order in which ranks wait; none where links alone count.
+    """Bounds by ranks and pairs for an order in which ranks wait; none if only links count.
 
     Args:
         what: a collective in which some rank needs something from another.
-        nbytes: of a rank's buffer.
+        nbytes: bytes of a rank's buffer.
     """
     topology, messages = latencies.topology, _of_messages(latencies)
     work = _Work.of(what, nbytes)
     found: list[Term] = []
     least = float(messages.min())
-    # Of a rank: the latency of its messages, each way, by the blocks that it goes through.
+    # The waiting time of a rank: the latency of its messages, times the blocks that it goes
+    # through.
     waits = work.blocks * np.minimum(messages.min(axis=0), messages.min(axis=1))
     everyone = work.blocks.min() * least
     n = topology.num_ranks
@@ -121,12 +122,12 @@ def terms(
 
 
 class _Work(NamedTuple):
-    """What ranks have to do at least.
+    """The least work of ranks.
 
     Attributes:
-        sent, received: bytes of each rank, float64.
-        total: bytes of all messages together; each counts once.
-        blocks: that each rank goes through if it takes part, int64.
+        sent, received: bytes that each rank must send and receive, float64.
+        total: bytes of all messages together, each counted once.
+        blocks: number of blocks that each rank goes through if it takes part, int64.
     """
 
     sent: np.ndarray
@@ -137,19 +138,19 @@ class _Work(NamedTuple):
     @classmethod
     def of(cls, what: Collective, nbytes: float) -> _Work:
         needs, kind = needs_of(what) * nbytes, what.traits
-        # What is copied leaves its rank once; of sums one arrives, whoever has added to it.
+        # Copied data leaves its rank once; one sum arrives, whichever ranks have added to it.
         sent = needs.max(axis=1) if kind.copies or kind.copies_sums else needs.sum(axis=1)
         adds_up = kind.copies_backwards or kind.copies_sums
         received = needs.max(axis=0) if adds_up else needs.sum(axis=0)
         blocks = np.ones(what.num_ranks, np.int64)
         if not kind.copies_sums:
             return cls(sent, received, float(needs.sum()), blocks)
-        # A byte's contributions meet in one rank, in as many messages as there are others; and the
+        # A byte's contributions meet in one rank, with one message from each other rank; then the
         # sum goes from there to the other ranks that want it.
         merged = sum(
             len(group) - 1 + len(what.ending(group)) - 1 for group in what.groups if len(group) > 1
         )
-        # Of a reduce_to_some a rank that wants no sum may be done when its contribution has left.
+        # In a reduce_to_some a rank that wants no sum may be done when its contribution has left.
         blocks[(sent > 0) & (received > 0)] = 2
         return cls(sent, received, merged * nbytes, blocks)
 
@@ -177,7 +178,7 @@ def _widest_hops(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _most_of_others(values: np.ndarray) -> np.ndarray:
-    """For each the largest of all others."""
+    """For each entry, the largest of all others."""
     order = np.argsort(values)
     most = np.full(len(values), values[order[-1]])
     most[order[-1]] = values[order[-2]]
@@ -185,7 +186,7 @@ def _most_of_others(values: np.ndarray) -> np.ndarray:
 
 
 def _doublings(what: Collective) -> int:
-    """How often what ranks know of doubles before all that want something have it."""
+    """The least number of doublings of the known contributions until all ranks have their data."""
     if not what.traits.copies_sums:
         return what.most_peers.bit_length()
     return max(

@@ -1,13 +1,13 @@
-"""Costs of schedules on direct-connect networks, and what no network of a size and degree can beat.
+"""Costs of schedules on direct-connect networks, and the least costs for a size and degree.
 
-The model of the dissertation (Secs. 3.3.2 and A.3): every rank has d ports of equal bandwidth, B is
-their sum, M is the bytes of a rank's buffer. Steps follow one another; each costs
-alpha and the bytes of its busiest link. So a schedule costs ``steps`` alpha + ``inverse_bandwidth``
-M/B, and no simulation of it takes longer, since links that are done early go on.
+In the model of the dissertation (Secs. 3.3.2 and A.3) every rank has d ports of equal bandwidth, B
+is their sum, and M is the bytes of a rank's buffer. Steps follow one another; each costs alpha and
+the bytes of its busiest link. So a schedule costs ``steps`` alpha + ``inverse_bandwidth`` M/B, and
+no simulation of it takes longer, since links that finish early continue with the next step.
 
-On a ring of 4 ranks with links both ways, d = 2, each rank gets its neighbours' shards whole in the
-first step and half of the last one by either link in the second: 2 alpha, and 3/2 shards of M/4
-over a link of B/2, which is 3/4 M/B. Both are the least (Theorems 3 and 4).
+For example, on a ring of 4 ranks with links both ways, d = 2, each rank gets its neighbours' shards
+whole in the first step and half of the last one by either link in the second: 2 alpha, and 3/2
+shards of M/4 over a link of B/2, which is 3/4 M/B. Both are the least (Theorems 3 and 4).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-# Phases of each collective that the bounds are about: an all_reduce gathers what it has scattered.
+# Number of phases of each collective with bounds: an all_reduce first scatters, then gathers.
 _PHASES = {kind.name: len(kind.phases) for kind in KINDS.values() if kind.is_sharded}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a schedule, latency and bandwidth apart.
+    """The cost of a schedule, with separate latency and bandwidth.
 
     Attributes:
         steps: T_L in units of alpha.
@@ -51,7 +51,7 @@ class Cost:
             bandwidth: B, bytes per second that all ports of a rank carry together.
 
         Raises:
-            TopologyError: a negative alpha, or bytes or bandwidth that are not above 0.
+            TopologyError: alpha is negative, or bytes or bandwidth are not above 0.
         """
         step = checks.rational(checks.nonnegative(alpha, "alpha", TopologyError), "", TopologyError)
         size, speed = (
@@ -65,25 +65,25 @@ class Cost:
 
 
 def moore_bound(degree: int, diameter: int) -> int:
-    """The most vertices of a digraph of a degree and diameter, itself included (Def. 9)."""
+    """The most vertices of a digraph with a degree and diameter (Def. 9)."""
     degree, diameter = _at_least(degree, "degree", 1), _at_least(diameter, "diameter", 0)
-    # 1 + d + d^2 + ... + d^k: nobody is reached twice.
+    # 1 + d + d^2 + ... + d^k, if no vertex is reached twice.
     return diameter + 1 if degree == 1 else (degree ** (diameter + 1) - 1) // (degree - 1)
 
 
 def moore_steps(n: int, degree: int) -> int:
-    """T_L* in alpha: the least k with at most k hops between n ranks of a degree (Def. 10)."""
+    """T_L* in units of alpha: the least k with at most k hops between n ranks (Def. 10)."""
     degree = _at_least(degree, "degree", 1)
     return _least_depth(n, degree, degree)
 
 
 def bidirectional_moore_steps(n: int, degree: int) -> int:
-    """T_L** in alpha: as ``moore_steps``, where every link has one that goes back (Table A.2).
+    """T_L** in units of alpha: as ``moore_steps``, if every link has one back (Table A.2).
 
     A rank's neighbours need one of their links for the way back to it.
 
     Raises:
-        TopologyError: a degree of 1 and more than two ranks, which no such links can connect.
+        TopologyError: the degree is 1 with more than two ranks, which such links cannot connect.
     """
     n, degree = _at_least(n, "n", 1), _at_least(degree, "degree", 1)
     if degree == 1 and n > 2:
@@ -92,7 +92,7 @@ def bidirectional_moore_steps(n: int, degree: int) -> int:
 
 
 def bandwidth_optimum(n: int) -> Fraction:
-    """T_B* in M/B: every rank receives the shards of n - 1 others through all ports (Thm. 4)."""
+    """T_B* in units of M/B: a rank receives n - 1 shards through all its ports (Thm. 4)."""
     n = _at_least(n, "n", 1)
     return Fraction(n - 1, n)
 
@@ -101,7 +101,7 @@ def least_cost(n: int, degree: int, kind: str = "all_gather") -> Cost:
     """T_L* and T_B* of a collective of n ranks of a degree; twice those for all_reduce (A.3.3).
 
     Raises:
-        CollectiveError: a kind other than all_gather, reduce_scatter and all_reduce.
+        CollectiveError: the kind is not all_gather, reduce_scatter or all_reduce.
     """
     phases = _phases(kind)
     return Cost(phases * moore_steps(n, degree), phases * bandwidth_optimum(n))
@@ -125,8 +125,8 @@ def bandwidth_with_reduction(bandwidth: Number, gamma: Number) -> Fraction:
 
 def _least_depth(n: int, degree: int, branching: int) -> int:
     n = _at_least(n, "n", 1)
-    # After k hops at most 1 + d + d b + ... + d b^(k-1) ranks are reached, b being the links of
-    # each that do not lead back.
+    # After k hops at most 1 + d + d b + ... + d b^(k-1) ranks are reached, where b is the number of
+    # links of each that do not lead back.
     depth, reached, frontier = 0, 1, degree
     while reached < n:
         depth, reached, frontier = depth + 1, reached + frontier, frontier * branching
@@ -142,14 +142,14 @@ def cost(schedule: Schedule, degree: int | None = None) -> Cost:
     """T_L and T_B of a schedule: its steps, and the bytes of the busiest link of each (3.2).
 
     Args:
-        schedule: on a network without switches, all of whose links have one bandwidth.
-        degree: ports of every rank, where some are unused or join a rank to itself; the links out
-            of every rank, and into it, when omitted.
+        schedule: a schedule on a network without switches whose links all have one bandwidth.
+        degree: number of ports of every rank, needed if some are unused or join a rank to itself;
+            when omitted, the number of links out of every rank, and into it.
 
     Raises:
-        ScheduleError: sends that relay over several links in one step.
-        TopologyError: switches, several bandwidths, ranks of different degrees while ``degree`` is
-            omitted, or a degree less than the links of some rank.
+        ScheduleError: sends relay over several links in one step.
+        TopologyError: there are switches or several bandwidths, ranks have different degrees while
+            ``degree`` is omitted, or ``degree`` is less than the links of some rank.
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     ports = ports_of(schedule.topology, degree)
@@ -165,11 +165,11 @@ def cost(schedule: Schedule, degree: int | None = None) -> Cost:
 
 
 def reduction_cost(schedule: Schedule) -> Fraction:
-    """T_C in M gamma: bytes that the busiest rank of each step adds to its sums (Thm. 6)."""
+    """T_C in units of M gamma: bytes that the busiest rank of each step adds (Thm. 6)."""
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, whole = common_parts(schedule.collective)
     n, adds = schedule.topology.num_ranks, schedule.reduce
-    # Ranks add at the same time, so that a step takes as long as the rank that adds most in it.
+    # Ranks add at the same time, so a step takes as long as the rank that adds most in it.
     key = schedule.step[adds].astype(np.int64) * n + schedule.dst[adds]
     received, which = np.unique(key, return_inverse=True)
     total = np.zeros(len(received), np.int64)
@@ -186,10 +186,10 @@ class Optimality:
     Attributes:
         cost: T_L and T_B.
         moore: whether it has as few steps as any network of the size and degree can need (Def. 10).
-        least_steps: whether it has as few as its own network allows (Thm. 3).
+        least_steps: whether it has as few steps as its own network allows (Thm. 3).
         bandwidth: whether T_B is (n-1)/n, twice that for an all_reduce (Cor. 4.1).
-        loss: where bandwidth is lost: a link that is less busy than another in the same step, or a
-            chunk that a rank gets twice (Thm. 5); empty if ``bandwidth``.
+        loss: the place where bandwidth is lost: a link that is less busy than another in the same
+            step, or a chunk that a rank gets twice (Thm. 5); empty if ``bandwidth``.
     """
 
     cost: Cost
@@ -207,8 +207,8 @@ def optimality(schedule: Schedule, degree: int | None = None) -> Optimality:
         degree: as in ``cost``.
 
     Raises:
-        CollectiveError: another kind, or several groups.
-        TopologyError: as ``cost``.
+        CollectiveError: the kind is another one, or there are several groups.
+        TopologyError: as for ``cost``.
     """
     found = cost(schedule, degree)
     topology, collective = schedule.topology, schedule.collective
@@ -228,10 +228,10 @@ def optimality(schedule: Schedule, degree: int | None = None) -> Optimality:
 
 
 def ports_of(topology: Topology, degree: int | None = None) -> int:
-    """The ports of every rank of a network without switches: its links, if all have as many.
+    """The number of ports of every rank of a network without switches: by default its links.
 
     Args:
-        degree: the ports, of which some may be unused or lead back to the rank itself.
+        degree: number of ports, of which some may be unused or lead back to the rank itself.
 
     Raises:
         TopologyError: see ``cost``.
@@ -245,7 +245,7 @@ def ports_of(topology: Topology, degree: int | None = None) -> int:
             f"T_B is in M/B, with one bandwidth for all links; {topology} has {float(low):g} to "
             f"{float(high):g} B/s: simulate the schedule instead"
         )
-    # Ports out of a rank and into it: T_B counts both as B, so that all must be as many.
+    # T_B counts both the ports out of a rank and those into it as B, so all numbers must be equal.
     degrees = np.concatenate(
         [np.bincount(ends, minlength=topology.num_ranks) for ends in (topology.src, topology.dst)]
     )
@@ -261,11 +261,11 @@ def ports_of(topology: Topology, degree: int | None = None) -> int:
 
 
 def _loads(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, list[int], int]:
-    """What links carry, in integer shares of a rank's buffer.
+    """The loads of links, in integer shares of a rank's buffer.
 
     Returns:
-        Of the links that carry something, step x links + link, rising; what each of them carries;
-        the most that a link carries, by step; and the buffer.
+        For the links with a load, step x links + link, ascending; the load of each; the largest
+        load of a link, by step; and the size of the buffer.
     """
     weight, whole = common_parts(schedule.collective)
     starts = schedule.message_ptr[:-1]
@@ -285,7 +285,7 @@ def _idle_link(schedule: Schedule, ports: int) -> str:
     links = topology.num_links
     for step, most in enumerate(busiest):
         first, last = np.searchsorted(key, (step * links, (step + 1) * links))
-        # Links that carry nothing in a step have no row: they are the idlest.
+        # Links that carry nothing in a step have no row, and are the least busy.
         here = np.zeros(links, np.int64)
         here[key[first:last] - step * links] = load[first:last]
         if here.min() < most:
@@ -303,7 +303,7 @@ def _sent_twice(schedule: Schedule) -> str:
     """A chunk that a rank receives, or gives away, more often than it needs to, in words."""
     chunks = schedule.collective.num_chunks
     for reducing, verb, ranks in ((False, "receives", schedule.dst), (True, "gives", schedule.src)):
-        # Copies by who receives them, sums by who gives them away: run backwards, either is the
+        # Copies count by their receivers, sums by their senders: run backwards, either becomes the
         # other.
         of_kind = schedule.reduce == reducing
         rank, chunk = ranks[of_kind].astype(np.int64), schedule.chunk[of_kind]

@@ -1,4 +1,4 @@
-"""The bytes that go from rank to rank in a collective, as bounds ask for them.
+"""The bytes that go from rank to rank in a collective, in the form that bounds use.
 
 ``Listed`` has a number for every pair. A collective of thousands of ranks has too many pairs to
 list, so ``OfGroups`` computes the numbers on demand: within a group all are equal.
@@ -16,17 +16,17 @@ from jaxcoll.collective import Collective
 
 
 class Needs(abc.ABC):
-    """Bytes that rank v needs of rank u; 0 of itself."""
+    """Bytes that rank v needs of rank u; a rank needs 0 bytes of itself."""
 
     @property
     @abc.abstractmethod
     def sources(self) -> np.ndarray:
-        """The ranks that have something for others, rising, int64."""
+        """The ranks that have something for others, ascending, int64."""
 
     @property
     @abc.abstractmethod
     def targets(self) -> np.ndarray:
-        """The ranks that need something of others, rising, int64."""
+        """The ranks that need something of others, ascending, int64."""
 
     @property
     @abc.abstractmethod
@@ -35,11 +35,11 @@ class Needs(abc.ABC):
 
     @abc.abstractmethod
     def block(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Bytes that some ranks have for some, float64 of shape (sources, targets)."""
+        """Bytes that some ranks have for others, float64 of shape (sources, targets)."""
 
     @abc.abstractmethod
     def sending(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Whether each of some ranks has something for any of some, bool of shape (sources,)."""
+        """Whether each source has something for any of the targets, bool of shape (sources,)."""
 
     @abc.abstractmethod
     def out_of(self, inside: np.ndarray) -> np.ndarray:
@@ -59,12 +59,12 @@ class Needs(abc.ABC):
         """Parts other than its own that need something of each rank, int64 of shape (ranks,).
 
         Args:
-            part: of each rank, below ``count``, int64 of shape (ranks,).
+            part: part of each rank, below ``count``, int64 of shape (ranks,).
         """
 
     @abc.abstractmethod
     def reversed(self) -> Needs:
-        """The same bytes the other way."""
+        """The same bytes in the other direction."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,10 +113,10 @@ class Listed(Needs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfGroups(Needs):
-    """Ranks that have the same for each other rank of their group that needs something.
+    """Groups in which a rank has equal bytes for every other rank that needs something.
 
     Attributes:
-        group: of each rank, int64 of shape (ranks,); -1 of one that takes no part.
+        group: group of each rank, int64 of shape (ranks,); -1 for ranks that take no part.
         share: bytes that go from a rank of each group to another, float64 of shape (groups,).
         has, wants: whether each rank has something for others, and needs it, bool (ranks,).
     """
@@ -128,7 +128,7 @@ class OfGroups(Needs):
 
     @classmethod
     def of(cls, what: Collective, nbytes: float) -> OfGroups:
-        """Those of a collective, by the bytes of a rank's buffer."""
+        """The needs in a collective with ``nbytes`` per buffer."""
         n, kind = what.num_ranks, what.traits
         group, share = np.full(n, -1), np.zeros(len(what.groups))
         has, wants = np.zeros((2, n), bool)
@@ -141,11 +141,11 @@ class OfGroups(Needs):
         return cls(group, share, has, wants)
 
     def _count(self, which: np.ndarray) -> np.ndarray:
-        """How many of some ranks are in each group, int64 of shape (groups,)."""
+        """The number of the given ranks in each group, int64 of shape (groups,)."""
         return np.bincount(self.group[which], minlength=len(self.share))
 
     def _others(self, these: np.ndarray, those: np.ndarray) -> np.ndarray:
-        """These ranks whose group has another of those."""
+        """Those of ``these`` ranks whose group has another rank of ``those``."""
         one = np.flatnonzero(these)
         return one[self._count(those)[self.group[one]] - those[one] > 0]
 

@@ -1,17 +1,17 @@
-"""The narrowest partition: where parts of a network have least bandwidth for all that must cross.
+"""The narrowest partition: parts of a network with the least bandwidth for their crossings.
 
-An all_reduce takes every byte 2(p - 1) times out of one of p parts (``all_reduce_times.traffic``),
-so that no schedule beats
+In an all_reduce every byte leaves one of p parts 2(p - 1) times (``all_reduce_times.traffic``), so
+no schedule beats
 
     2 (p - 1) x nbytes / sum over parts of c(part),   c(S) = bandwidth of the links that leave S,
 
-and the partition with the least  sum c / (p - 1)  says most. That is the strength of a graph
-(Cunningham, "Optimal attack and reinforcement of a network", 1985): hosts whose links are as fast
-inside as outside are found as wholes here, where no bandwidth tells inside from outside.
+and the partition with the least sum c / (p - 1) gives the best bound. That is the strength of a
+graph (Cunningham, "Optimal attack and reinforcement of a network", 1985): it finds hosts whose
+links are equally fast inside and outside, which bandwidths alone do not distinguish.
 
-Parts are disjoint in ranks and hold each rank. A switch stands in whichever part it narrows: with
-links of unequal speeds both ways it may narrow two, and the proof allows it, as a send counts only
-on the links out of its rank's own part.
+Each rank is in exactly one part. A switch is in the part that it narrows. If its links have unequal
+speeds in both directions, it may narrow two parts, and the proof allows that, since a send counts
+only on the links out of its rank's own part.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Partition:
     """The narrowest partition of a network.
 
     Attributes:
-        part: of each vertex, int64 of shape (vertices,): 0 to p - 1. A switch that narrows no part
-            has a number of its own from p on.
-        rate: bytes per second, the bandwidth out of all p parts over p - 1; exact where no switch
-            narrows two parts, else of the parts as here.
+        part: part of each vertex, 0 to p - 1, int64 of shape (vertices,). A switch that narrows no
+            part has a number of its own from p on.
+        rate: the bandwidth out of all p parts over p - 1, in bytes per second; exact if no switch
+            narrows two parts, else the rate of the parts given here.
     """
 
     part: np.ndarray
@@ -42,18 +42,18 @@ class Partition:
 
 
 def narrowest_partition(topology: Topology) -> Partition:
-    """The partition of least  sum c / (p - 1)  into two or more parts, by flows; two ranks or more.
+    """The partition of least sum c / (p - 1) into two or more parts, by flows.
 
     Newton's method on partitions: the narrowest so far has a rate r; a partition of least
     ``sum (c - r)`` either has the value -r of the whole network as one part, and then none is
-    narrower than r, or it is narrower. One rank per part is where it begins. Each step takes a flow
-    per rank.
+    narrower than r, or it is narrower. The method begins with one rank per part, and each step
+    takes a flow per rank. There must be at least two ranks.
     """
     links, unit = coprime(topology.exact_bandwidth)
     part = np.arange(topology.num_vertices)
     rate = _rate(topology, links, part)
     while True:
-        # In multiples of 1 / the rate's denominator all numbers are whole.
+        # In multiples of 1 / the rate's denominator all numbers are integers.
         scaled = [b * rate.denominator for b in links]
         found = _least(topology, scaled, rate.numerator)
         if found[: topology.num_ranks].max() == 0:  # one part
@@ -93,10 +93,10 @@ def _least(topology: Topology, capacity: list[int], cost: int) -> np.ndarray:
         alone[topology.src[link]] += capacity[link]
     whole = sum(capacity) + n * cost + 1  # more than any cut
     y = [0] * n
-    part = np.arange(count) + n  # of a switch of its own; below n those with ranks
+    part = np.arange(count) + n  # separate switches; parts with ranks are below n
     part[:n] = ranks
     for v in range(n):
-        # S is the source's side. A rank u < v in it is worth y(u); later ones stay outside.
+        # S is the source's side. A rank u < v in S is worth y(u); later ranks stay outside.
         into = [max(y[u], 0) if u < v else whole * (u == v) for u in range(n)]
         out = [max(-y[u], 0) if u < v else whole * (u > v) for u in range(n)]
         outside = sum(into[:v])
@@ -107,7 +107,7 @@ def _least(topology: Topology, capacity: list[int], cost: int) -> np.ndarray:
             y[v] = int(alone[v]) - cost
             continue
         y[v] = short.flow - outside - cost
-        # With every part that the set shares a rank with it is one part now.
+        # The set and all parts with which it shares a rank now become one part.
         inside = np.flatnonzero(short.source_side[:count])
         part[np.isin(part, part[inside[inside < n]])] = v
         part[inside] = v

@@ -1,12 +1,13 @@
-"""Which vertices of a network are equivalent: of these bounds of thousands of ranks look at one.
+"""Equivalent vertices of a network, of which bounds of thousands of ranks examine only one.
 
-A symmetry is a permutation of the vertices that keeps ranks, links with their speeds, and what
-switches do. Vertices that symmetries take to one another are as far from everything, behind as many
-links: a torus of 4,096 ranks has one rank to look at, and one row of its distances.
+A symmetry is a permutation of the vertices that preserves ranks, links with their speeds, and the
+abilities of switches. Vertices that symmetries map to one another have equal distances from
+everything and equally many links: in a torus of 4,096 ranks, one rank and one row of distances
+represent all.
 
-Networks state symmetries (``Topology.generators``). For those that state none they are guessed and
-then checked: shifts of the ranks within blocks of equal length, which clusters of hosts have, ranks
-being numbered host by host. The switches go where their neighbours go.
+Networks declare symmetries (``Topology.generators``). For those that declare none, symmetries are
+guessed and then checked. The guesses are shifts of the ranks within blocks of equal length, as in
+clusters whose ranks are numbered host by host; switches follow their neighbours.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from jaxcoll.numerics.connectivity import orbits
 from jaxcoll.topology import Topology
 
 # Ranks times vertices from which on symmetries are used: about 1,000 ranks. Below that all
-# distances take a tenth of a second, and looking for symmetries saves nothing.
+# distances take a tenth of a second, and searching for symmetries saves nothing.
 LARGE = 2**20
-# Rounds in which labels spread from ranks to the switches behind switches: as many tiers.
+# Rounds in which labels spread from ranks to the switches behind switches, one per tier.
 _ROUNDS = 8
 
 
@@ -30,8 +31,8 @@ class Symmetries:
     """Symmetries of a network.
 
     Attributes:
-        images: of every vertex, int64 of shape (symmetries, vertices).
-        first: of each vertex the first that is equivalent to it, int64 of shape (vertices,).
+        images: image of every vertex under each symmetry, int64 of shape (symmetries, vertices).
+        first: the first vertex that is equivalent to each, int64 of shape (vertices,).
     """
 
     images: np.ndarray
@@ -39,7 +40,7 @@ class Symmetries:
 
     @classmethod
     def of(cls, topology: Topology) -> Symmetries:
-        """Those that are stated, or else found."""
+        """The symmetries that the network declares, or else those that are found."""
         vertices = topology.num_vertices
         stated = np.asarray(topology.generators, np.int64).reshape(-1, vertices)
         images = stated if len(stated) else _shifts(topology)
@@ -47,7 +48,7 @@ class Symmetries:
 
     @classmethod
     def none(cls, topology: Topology) -> Symmetries:
-        """No symmetry: every vertex is equivalent to itself alone."""
+        """No symmetries: every vertex is equivalent only to itself."""
         vertices = np.arange(topology.num_vertices)
         return cls(np.empty((0, len(vertices)), np.int64), vertices)
 
@@ -55,7 +56,7 @@ class Symmetries:
         """Whether equivalent links have the same length.
 
         Args:
-            lengths: of each link, float64 of shape (links,).
+            lengths: length of each link, float64 of shape (links,).
         """
         src, dst = topology.src, topology.dst
         speed = topology.speeds[1]
@@ -70,15 +71,15 @@ class Symmetries:
 
 
 def _first_of_each(images: np.ndarray) -> np.ndarray:
-    """Of each vertex the first of its orbit."""
+    """The first vertex of the orbit of each vertex."""
     orbit = orbits(images)
     return np.unique(orbit, return_index=True)[1][orbit]
 
 
 def _shifts(topology: Topology) -> np.ndarray:
-    """Symmetries that shift the ranks in each block by some, int64 of shape (found, vertices)."""
-    # Ranks shifted by s within blocks of m: the least s for all ranks, then for blocks of s, and so
-    # on down, as the digits of a rank's number: rail and host, or the coordinates of a grid.
+    """Symmetries that shift the ranks within blocks, int64 of shape (found, vertices)."""
+    # Ranks are shifted by s within blocks of m: first the least s for all ranks, then for blocks of
+    # s, and so on, like the digits of a rank's number: rail and host, or the coordinates of a grid.
     n = topology.num_ranks
     found: list[np.ndarray] = []
     block = n
@@ -98,9 +99,10 @@ def _shifts(topology: Topology) -> np.ndarray:
 
 
 def _with_switches(topology: Topology, ranks: np.ndarray) -> np.ndarray | None:
-    """The symmetry that moves ranks so, if there is one that is found, int64 (vertices,)."""
+    """A symmetry with these images of the ranks, if one is found; int64 (vertices,)."""
     n, vertices = topology.num_ranks, topology.num_vertices
-    # Labels of 64 random bits: a rank's is that of its image, a switch's says where its links lead.
+    # Labels have 64 random bits: a rank's label is that of its image, a switch's label tells where
+    # its links lead.
     rng = np.random.default_rng(0)
     speed = rng.integers(0, 2**63, len(topology.speeds[0]), np.uint64)[topology.speeds[1]]
     own = rng.integers(0, 2**63, n, np.uint64)
@@ -115,7 +117,7 @@ def _with_switches(topology: Topology, ranks: np.ndarray) -> np.ndarray | None:
 
 
 def _labelled(topology: Topology, label: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Labels of switches by those of their neighbours, until they no longer tell more apart."""
+    """Labels of switches by those of their neighbours, until they distinguish no more switches."""
     n, src, dst = topology.num_ranks, topology.src, topology.dst
     one, other = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
     count = 0
@@ -132,15 +134,15 @@ def _labelled(topology: Topology, label: np.ndarray, speed: np.ndarray) -> np.nd
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
-    """64 bits mixed so that sums of them tell multisets apart (the finalizer of splitmix64)."""
+    """64 bits mixed so that their sums distinguish multisets (the finalizer of splitmix64)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
 def _is_symmetry(topology: Topology, image: np.ndarray) -> bool:
-    """Whether a permutation of the vertices keeps the links and what switches do."""
-    # The proof, whatever the labels said: the moved links are the same columns.
+    """Whether a permutation of the vertices preserves the links and the abilities of switches."""
+    # The proof, independent of the labels: the moved links are the same columns.
     src, dst, speed = image[topology.src], image[topology.dst], topology.speeds[1]
     order = np.lexsort((speed, dst, src))
     own = np.lexsort((speed, topology.dst, topology.src))

@@ -1,17 +1,19 @@
-"""Throughput bottleneck cuts: how fast a network can gather, exactly, and which cut says so.
+"""Throughput bottleneck cuts: the exact best rate to gather, and the cut that proves it.
 
-ForestColl (dissertation, Sec. 4.4 and 4.5.2; App. B.5.1 and B.5.4). To gather shards of sizes w, a
-set S of vertices that misses a rank must let out at least w(S), so that no schedule beats the
-largest w(S) / B(S), B being the bandwidth of the links that leave S; trees reach it (Theorem 25).
+Source: ForestColl (dissertation, Sec. 4.4 and 4.5.2; App. B.5.1 and B.5.4). To gather shards of
+sizes w, a set S of vertices that lacks some rank must let out at least w(S). So no schedule beats
+the largest w(S) / B(S), where B(S) is the bandwidth of the links that leave S; trees attain it
+(Theorem 25).
 
-On three ranks in a line, 0 - 1 - 2, of links of 1 B/s each way, {0, 1} must let out two shards over
-one link: a byte of shard takes 2 s, and no other set says more. Every link then has room for two
-trees of half a byte per second: 1 -> 2 carries those that are rooted at 0 and 1.
+For example, on three ranks in a line, 0 - 1 - 2, with links of 1 B/s each way, {0, 1} must let out
+two shards over one link: a byte of shard takes 2 s, and no other set gives a higher bound. Every
+link then has room for two trees of half a byte per second: 1 -> 2 carries those that are rooted at
+0 and 1.
 
-The cuts are too many to look at, and a maximum flow looks at all those around one rank at once: an
-added source s gives every rank its weight, and the flow from s to a rank falls short of all weights
-together where some cut around the rank is overwhelmed (Theorem 23). That cut is the side of s which
-the flow leaves.
+There are too many cuts to examine, but a maximum flow examines all cuts around one rank at once: an
+added source s gives every rank its weight, and the flow from s to a rank is less than the sum of
+all weights if some cut around the rank is overwhelmed (Theorem 23). That cut is the side of s in a
+minimum cut.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from jaxcoll.topology import Topology, connected
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A network in whole trees: what each link can carry of trees of one common bandwidth.
+    """The capacity of a network in whole trees of one common bandwidth.
 
     Attributes:
         k: trees per rank (of weight 1, if ranks have unequal weights).
         U: 1 / bandwidth of a tree, in seconds per byte.
-        capacity: trees each link can carry, at most U x its bandwidth.
-        trees: trees each rank is the root of.
+        capacity: number of trees that each link can carry, at most U x its bandwidth.
+        trees: number of trees with each rank as root.
     """
 
     k: int
@@ -57,23 +59,23 @@ class Scaling:
 
     @property
     def inverse(self) -> Fraction:
-        """Seconds per byte of shard that the trees together take, U / k."""
+        """Seconds per byte of shard with all trees together, U / k."""
         return self.U / self.k
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Optimum:
-    """The fastest that any schedule can gather, with the cut that proves it.
+    """The least time of any schedule to gather, with the cut that proves it.
 
     Attributes:
         inverse: 1/x*, seconds per byte of shard: shards of s bytes (weight x s bytes, with weights)
-            are gathered in ``s * inverse`` seconds at best, latency aside.
+            take at least ``s * inverse`` seconds to gather, apart from latency.
         weights: size of each rank's shard, coprime integers.
         cut: the vertices of a bottleneck cut.
         cut_ranks: the ranks among them.
         cut_weight: the sum of their weights.
         cut_bandwidth: bytes per second of the links that leave the cut.
-        scaling: the fewest trees that reach it: k, U and y.
+        scaling: k, U and y of the fewest trees that attain it.
     """
 
     inverse: Fraction
@@ -101,7 +103,7 @@ class Optimum:
 
     @property
     def algbw(self) -> Fraction:
-        """Bytes of the gathered result a second, W / (1/x*) with W the sum of the weights."""
+        """Bytes of the gathered result per second, W / (1/x*); W is the sum of the weights."""
         return sum(self.weights) / self.inverse
 
     def check(self, topology: Topology) -> None:
@@ -138,12 +140,12 @@ class Optimum:
 
 
 class _Gathering:
-    """Shards to gather on a network: both in whole numbers, and how cuts of it are found.
+    """Shards to gather on a network, both in integers, and the search for cuts.
 
     Attributes:
         topology: the network.
         weights: size of each rank's shard, coprime integers.
-        links, unit: bandwidths as coprime integers, and the bytes per second that these count.
+        links, unit: bandwidths as coprime integers, and their unit in bytes per second.
     """
 
     def __init__(self, topology: Topology, weights: tuple[int, ...]) -> None:
@@ -152,14 +154,14 @@ class _Gathering:
 
     @functools.cached_property
     def network(self) -> FlowNetwork:
-        """The links, then an arc from one more vertex to each rank (the auxiliary networks' s)."""
+        """The links, then an arc to each rank from an added vertex (s in the paper)."""
         topology, n = self.topology, self.topology.num_ranks
         src = np.concatenate([topology.src, np.full(n, topology.num_vertices)])
         dst = np.concatenate([topology.dst, np.arange(n)])
         return FlowNetwork(topology.num_vertices + 1, src, dst)
 
     def short_of(self, capacity: list[int], times: int, targets: Iterable[int]) -> Shortfall | None:
-        """The first target that cannot get all weights at once, some times over, from s."""
+        """The first target that cannot get ``times`` all weights at once from s."""
         supply = [w * times for w in self.weights]
         source, need = self.topology.num_vertices, sum(supply)
         return self.network.first_short(capacity + supply, source, targets, need)
@@ -189,20 +191,20 @@ class _Gathering:
         return Fraction(sum(self.leaving(cut)), self.weight(cut))
 
 
-# The numbers of trees that are tried on a network share its arcs.
+# All numbers of trees that are tried on a network share its arcs.
 _gathering = functools.lru_cache(maxsize=2)(_Gathering)
 
 
 def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Optimum:
-    """The throughput optimum of gathering on a network (Algorithm 1), exact; trees reach it.
+    """The exact throughput optimum of gathering on a network (Algorithm 1), which trees attain.
 
     Args:
         weights: size of each rank's shard relative to the others, at least 0 and not all 0; equal
             shards when omitted. A single 1 among zeros is a broadcast.
 
     Raises:
-        TopologyError: fewer than two ranks, bad weights, or a network with switches in which a
-            vertex has more bandwidth in than out or the reverse (see ``balanced``).
+        TopologyError: there are fewer than two ranks, weights are bad, or the network has switches
+            and a vertex has different bandwidths in and out (see ``balanced``).
     """
     connected(topology)
     check_balanced(topology)
@@ -214,18 +216,19 @@ def bottleneck(
     weights: Sequence[Number] | None = None,
     targets: Sequence[int] | None = None,
 ) -> Optimum:
-    """As ``optimum``, for any network: a bound, which unbalanced switches may put out of reach.
+    """As ``optimum``, for any network; with unbalanced switches the bound may not be attained.
 
     Args:
-        targets: ranks that gather, one of them without all of the weight; all when omitted. With
-            fewer, the cut is the narrowest of those that part some target from weight.
+        targets: ranks that gather, at least one of them without all of the weight; all ranks when
+            omitted. With fewer, the cut is the narrowest of those that separate some target from
+            weight.
     """
     whole = whole_weights(topology, weights)
     return narrowest(_gathering(topology, whole), None if targets is None else sorted(targets))
 
 
 def narrowest(gathering: _Gathering, targets: Sequence[int] | None = None) -> Optimum:
-    """The cut that holds gathering back most (Algorithm 1), and how fast it lets it be.
+    """The cut that limits gathering most (Algorithm 1), and its rate.
 
     The paper's binary search over 1/x is replaced by Newton's method on cuts: every cut that a
     rate overwhelms (Theorem 23) names the next, lower rate, until none is left.
@@ -233,20 +236,20 @@ def narrowest(gathering: _Gathering, targets: Sequence[int] | None = None) -> Op
     topology, whole = gathering.topology, gathering.weights
     n, total = topology.num_ranks, sum(whole)
     ranks = range(n) if targets is None else targets
-    # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower
-    # bound of 1/x*"), and often its end, since a rank behind few links is the usual bottleneck.
+    # The search starts with the cuts of all vertices but one rank, as Algorithm 1 does ("a lower
+    # bound of 1/x*"). It often ends there, since a rank behind few links is the usual bottleneck.
     alone = [r for r in ranks if whole[r] < total]
-    # Only the narrowest is made: all of 4,096 ranks are 20 million vertices.
+    # Only the narrowest of these cuts is made: those of all 4,096 ranks have 20 million vertices.
     into = gathering.entering()
     last = min(alone, key=lambda r: Fraction(into[r], total - whole[r]))
     cut = frozenset(range(topology.num_vertices)) - {last}
     while True:
         rate = gathering.rate(cut)
-        # In whole numbers, multiplied by the rate's denominator: a search over floats ends at a
-        # wrong cut, in silence, where bandwidths are large integers.
+        # Capacities are integers, multiplied by the rate's denominator: with large integer
+        # bandwidths, a search over floats would silently end at a wrong cut.
         capacity = [b * rate.denominator for b in gathering.links]
-        # "the maxflow from s to each c is N x". From the last short target on: those before it were
-        # not short at a higher rate.
+        # "the maxflow from s to each c is N x". Targets start from the last short one, since those
+        # before it were not short at a higher rate.
         turn = sorted(ranks, key=lambda target: (target < last, target))
         short = gathering.short_of(capacity, rate.numerator, turn)
         if short is None:
@@ -274,22 +277,22 @@ def fixed_k(
     *,
     best: Optimum | None = None,
 ) -> Scaling:
-    """The fastest that k trees per rank can gather (Algorithm 5, Theorem 34), exact.
+    """The exact best rate of gathering with k trees per rank (Algorithm 5, Theorem 34).
 
-    Here too Newton's method on cuts: a cut S that lets out fewer than k w(S) trees at a scale U
-    names the least scale that S allows, which is the next. At most 1/(k min b) above the optimum
-    in seconds per byte (Theorem 35).
+    This is Newton's method on cuts, too: a cut S that lets out fewer than k w(S) trees at a scale U
+    names the least scale that S allows, which is the next. The result is at most 1/(k min b) above
+    the optimum in seconds per byte (Theorem 35).
 
-    Links rounded to whole trees need not be balanced any more, unless they come in pairs, one each
-    way. With switches they are then trimmed, and U raised until the rest suffices: a sound scale,
-    but not always the least.
+    Links rounded to whole trees may be unbalanced, unless they come in pairs, one each way. With
+    switches they are then trimmed, and U is raised until the rest suffices: a sound scale, but not
+    always the least.
 
     Args:
         k: trees per rank (of weight 1), at least 1.
         best: the optimum of the network and weights, if it is known.
 
     Raises:
-        TopologyError: as ``optimum``, or k is less than 1.
+        TopologyError: as for ``optimum``, or k is less than 1.
     """
     k = checks.integer(k, "k", TopologyError, least=1)
     best = optimum(topology, weights) if best is None else best
@@ -298,27 +301,28 @@ def fixed_k(
 
 
 def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
-    """``fixed_k`` of checked arguments, where the optimum is known."""
+    """``fixed_k`` for checked arguments and a known optimum."""
     gathering = _gathering(topology, best.weights)
     n, last = topology.num_ranks, 0
 
     def short_of(capacity: list[int]) -> Shortfall | None:
         return gathering.short_of(capacity, k, itertools.chain(range(last, n), range(last)))
 
-    # From the optimum's cut: Algorithm 5's "lower bound of 1/y*" knows single ranks only.
+    # The search starts from the optimum's cut: Algorithm 5's "lower bound of 1/y*" uses single
+    # ranks only.
     cut = best.cut
     while True:
         # The least scale that one more cut allows; scales only grow, so this ends at the least
         # that all cuts allow, without a search among the candidates U = j / b of Algorithm 5.
         scale = least_scale(Counter(gathering.leaving(cut)), k * gathering.weight(cut))
-        # "Adjust the capacity of e to floor(b_e / y)": part of a tree is of no use to anyone.
+        # "Adjust the capacity of e to floor(b_e / y)": a part of a tree is useless.
         capacity = [math.floor(b * scale) for b in gathering.links]
         short = short_of(capacity)
         if short is None:
             break
         last, cut = short.target, gathering.cut(short)
     if not topology.is_direct and any(_surplus(topology, capacity)):
-        # The optimum's own scale, repeated, is balanced and suffices.
+        # Multiples of the optimum's own scale are balanced and suffice.
         limit = best.U * gathering.unit * math.ceil(Fraction(k, best.k))
         while True:
             capacity = _trimmed(topology, capacity)
@@ -331,20 +335,20 @@ def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
 
 
 def fastest(topology: Topology, best: Optimum, numbers: Iterable[int]) -> Scaling:
-    """The least time that one of some numbers of trees per rank takes, the least of equals."""
+    """The scaling of the fastest of some numbers of trees per rank, the least of equals."""
     scalings = (known_scaling(topology, best, k) for k in numbers)
     return min(scalings, key=lambda scaling: (scaling.inverse, scaling.k))
 
 
-# A network is asked for again with every number of chunks.
+# Every number of chunks asks about the same network.
 
 
 @functools.lru_cache(maxsize=16)
 def known_optimum(topology: Topology, weights: tuple[int, ...] | None) -> Optimum:
-    """``optimum`` of a connected network, found once for all calls that follow each other.
+    """``optimum`` of a connected network, computed once for consecutive calls.
 
     Args:
-        weights: whole numbers, at least 0 and not all 0; equal when None.
+        weights: integers, at least 0 and not all 0; equal when None.
     """
     _check_several(topology)
     check_balanced(topology)
@@ -355,18 +359,18 @@ def known_optimum(topology: Topology, weights: tuple[int, ...] | None) -> Optimu
 
 @functools.lru_cache(maxsize=128)
 def known_scaling(topology: Topology, best: Optimum, k: int) -> Scaling:
-    """``scaled_to``, found once for all calls that follow each other."""
+    """``scaled_to``, computed once for consecutive calls."""
     return scaled_to(best, topology, k)
 
 
 def check_balanced(topology: Topology) -> None:
     """Refuse switches in a network that is not Eulerian.
 
-    Without switches trees reach the optimum on any network (Theorem 29); to do without switches
-    as branching points, as much must leave every vertex as enters it (Theorem 26).
+    Without switches, trees attain the optimum on any network (Theorem 29). With switches that do
+    not branch, every vertex must have equal bandwidth in and out (Theorem 26).
 
     Raises:
-        TopologyError: naming the first vertex whose bandwidths in and out differ.
+        TopologyError: the bandwidths in and out of a vertex differ; the text names the first one.
     """
     if topology.is_direct:
         return
@@ -382,10 +386,10 @@ def check_balanced(topology: Topology) -> None:
 
 
 def balanced(topology: Topology) -> Topology:
-    """The network with links trimmed until as much bandwidth leaves every vertex as enters it.
+    """The network with links trimmed until every vertex has equal bandwidth in and out.
 
-    The trimmed bandwidth is a flow from the vertices with bandwidth out to spare to those with
-    bandwidth in to spare, along shortest ways first. Links trimmed to nothing are dropped.
+    The trimmed bandwidth is a flow from the vertices with excess bandwidth out to those with excess
+    bandwidth in, along shortest ways first. Links trimmed to nothing are dropped.
 
     Raises:
         TopologyError: ranks can no longer reach each other.
@@ -408,10 +412,10 @@ def balanced(topology: Topology) -> Topology:
 
 
 def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
-    """Amounts of the links, lowered until as much leaves every vertex as enters it."""
+    """Amounts of the links, lowered until equal amounts enter and leave every vertex."""
     surplus, count = _surplus(topology, amounts), topology.num_vertices
-    # Source and sink of the flow that is taken away: vertices that let out too much, and those that
-    # take in too much.
+    # Source and sink of the flow that is removed: it leads from vertices that let out too much to
+    # those that take in too much.
     ends = (count, count + 1)
     uneven = [v for v in range(count) if surplus[v]]
     src = [*topology.src.tolist(), *(ends[0] if surplus[v] < 0 else v for v in uneven)]
@@ -444,7 +448,7 @@ def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple
 
 
 def _surplus(topology: Topology, bandwidth: Sequence) -> list:
-    """What enters each vertex less what leaves it."""
+    """The bandwidth into each vertex less that out of it."""
     surplus = [0] * topology.num_vertices
     for u, v, b in zip(topology.src.tolist(), topology.dst.tolist(), bandwidth, strict=True):
         surplus[u] -= b
@@ -454,8 +458,8 @@ def _surplus(topology: Topology, bandwidth: Sequence) -> list:
 
 def _fewest_trees(inverse: Fraction, gathering: _Gathering) -> Scaling:
     """The least k and U with U/k = 1/x* and U b whole for all links (App. B.5.1)."""
-    # U b must be whole for every b, hence U a multiple of 1/gcd(b); and U = k inverse for a whole
-    # k. The least number that is both is the numerator over the gcd of all b and the denominator.
+    # U b must be an integer for every b, so U is a multiple of 1/gcd(b); and U = k inverse for an
+    # integer k. The least such number is the numerator over the gcd of all b and the denominator.
     scaled = inverse * gathering.unit
     common = math.gcd(scaled.denominator, *set(gathering.links))
     U = Fraction(scaled.numerator, common)
@@ -473,7 +477,7 @@ def least_scale(bandwidths: Counter[Any], trees: int) -> Fraction:
 
     best = None
     for b in bandwidths:
-        # At the least scale some link carries exactly a whole number j of trees.
+        # At the least scale some link carries exactly an integer number j of trees.
         low, high = 0, trees
         while high - low > 1:
             j = (low + high) // 2

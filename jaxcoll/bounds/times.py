@@ -2,29 +2,30 @@
 
 Every bound holds for both link models and for any number of chunks. Switches do what the network
 says (``Topology.in_network``): most only forward, and those that copy or add are counted as such.
-Then schedules, which are of ranks, may not reach a bound that in-network collectives do; that of
-``topology.forwarding_only()`` is what bounds schedules. Some bounds take seconds, maximum flows
-over time and the linear programs: they are asked for (``exact``).
+Then schedules, in which only ranks copy and add, may not attain a bound that in-network collectives
+attain; the bound of ``topology.forwarding_only()`` is the one for schedules. Some bounds take
+seconds, namely maximum flows over time and the linear programs; they are computed on demand
+(``exact``).
 
-How often a byte crosses a set of vertices on its way to some rank, or is in some sum that does, no
-switch changes: it is once at least. So *ingress*, *egress*, *cut*, *flow*, and the *traffic* of
-data that each rank has of its own, hold with any switches. The *distance* of an all_reduce, its
-*meeting* and *traffic*, and the *traffic* of copies count meeting places, sums and copies, each
-where it is made: where switches make them, these stand beside ranks. The *program* of an all_reduce
-(App. B.7) knows switches that forward, and is left out where others are.
+Switches do not change that a byte, or a sum that contains it, crosses a set of vertices at least
+once on its way to a rank. So *ingress*, *egress*, *cut*, *flow*, and the *traffic* of data that
+differ for each rank, hold with any switches. The *distance* of an all_reduce, its *meeting* and
+*traffic*, and the *traffic* of copies count meeting places, sums and copies where they are made, at
+ranks or at switches that copy or add. The *program* of an all_reduce (App. B.7) knows only switches
+that forward, and is left out if there are others.
 
 A schedule gives contributions to a sum away and copies the sum (``jaxcoll.verifier``). Recursive
-doubling, which copies partial sums, is none: it takes less latency for more bytes. Run backwards, a
-schedule that sums without copying sums is one that copies, on the network with every link reversed
-(``Schedule.reverse``); bits then leave a link when they entered it before. So reduce_scatter and
-reduce are bounded as their duals.
+doubling, which copies partial sums, is not a schedule in this sense: it takes less latency for more
+bytes. Run backwards, a schedule that sums without copying sums is one that copies, on the network
+with every link reversed (``Schedule.reverse``); bits then leave a link when they entered it before.
+So reduce_scatter and reduce are bounded as their duals.
 
-A schedule that brings sums to several ranks, and not to all, brings them to each: leave out the
-copies for the others, and let the sum go where it was copied. So each of the ranks bounds it by its
-own reduce; and all of them do together, by where the sums meet.
+A schedule that brings sums to some ranks contains a reduce to each of them: leave out the copies
+for the others, and let the sum go where it was copied. So the reduce of each of these ranks bounds
+it; and all of them bound it together, by the places where the sums meet.
 
-All this is of links that work by themselves. Bounds of a machine (``execution``) are of its order,
-where ranks wait with more terms (``jaxcoll.bounds.in_order``), and with its least charge.
+All this is for links that work independently. Bounds for a machine (``execution``) are for its
+order, with more terms if ranks wait (``jaxcoll.bounds.in_order``), and with its least charge.
 """
 
 from __future__ import annotations
@@ -65,38 +66,39 @@ from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.execution_order import LINKS, ExecutionOrder
 from jaxcoll.topology import Topology
 
-# Parts of the known time that flows over time are told apart by, and arcs of such a network.
+# The number of ticks in the known time for flows over time, and the most arcs of such a network.
 _TICKS, _MOST_ARCS = 48, 2**18
-# Whole units that all data of a rank are counted in.
+# The integer that stands for all data of a rank.
 _UNITS = 2**40
-# Flows (sources times links) of the program of all data, and of an all_reduce: some seconds each.
+# The most flows (sources times links) of the program of all data, and of an all_reduce's: some
+# seconds each.
 MOST_FLOWS, _SUM_FLOWS = 2**15, 3 * 2**10
-# Ranks times links up to which the narrowest partition is cheap: a torus of 256 ranks takes 0.06
-# CPU s, one of 1,024 a second.
+# The most ranks times links for which the narrowest partition is cheap: a torus of 256 ranks takes
+# 0.06 CPU s, one of 1,024 a second.
 _PARTED = 2**18
 
 
 def arrival_over_time(latencies: Latencies, nbytes: np.ndarray, known: float) -> Arrival:
-    """The least time in which every rank by itself can get its data, by flows over time.
+    """The least time in which every rank alone can get its data, by flows over time.
 
-    A maximum flow in the network whose vertices are those of ``topology`` at every tick (Ford and
-    Fulkerson, 1958), with data that waits at a vertex from tick to tick. Latencies are rounded down
-    to ticks, so no schedule is faster. Its least cut is the best choice of moments of
+    It is a maximum flow in the network whose vertices are those of ``topology`` at every tick (Ford
+    and Fulkerson, 1958), with data that may wait at a vertex from tick to tick. Latencies are
+    rounded down to ticks, so no schedule is faster. Its least cut is the best choice of moments of
     ``jaxcoll.bounds.all_reduce_times``, to within a tick. Data that every rank needs can be coded
-    so that it reaches all ranks as fast as each alone (Ahlswede et al., "Network information
-    flow", 2000): for one source nothing better is proved by flows.
+    so that it reaches all ranks as fast as each alone (Ahlswede et al., "Network information flow",
+    2000), so for one source flows cannot prove a better bound.
 
     Args:
         nbytes: bytes that rank v needs of rank u at [u, v], all different; float64.
         known: seconds above 0 that no schedule beats.
 
     Returns:
-        The largest time of a rank; 0 seconds where none is above ``known``, or the flows are too
+        The largest time of a rank; 0 seconds if none is above ``known``, or if the flows are too
         large.
     """
     topology = latencies.topology
-    # A part of the time; also of the least latency, where that is not much less, so that rounding
-    # latencies down to ticks loses little.
+    # The tick divides the known time, and also the least latency if that is not much shorter, so
+    # that rounding latencies down to ticks loses little.
     some, tick = topology.alpha[topology.alpha > 0], known / _TICKS
     if some.size and some.min() > tick:
         tick = float(some.min() / np.ceil(some.min() / tick))
@@ -133,17 +135,17 @@ def _arrival(
 def _gathered(
     topology: Topology, nbytes: np.ndarray, target: int, tick: float, ticks: int
 ) -> float:
-    """Bytes that can have come to a rank after so many ticks; links and data rounded in favour.
+    """Bytes that can have reached a rank after some ticks, rounded in favour of schedules.
 
-    Data that enters a link in a tick leaves it so many ticks of latency later, and may enter the
-    next in that very tick.
+    Data that enters a link in a tick leaves it after the ticks of its latency, and may enter the
+    next link in that very tick.
     """
     count, total = topology.num_vertices, float(nbytes.sum())
     if not ticks:
         return 0.0
     # The network over time: a copy of every vertex per tick, an arc per link and tick to the copy
     # its latency later, and an arc to the next copy for data that waits. The flow to the target's
-    # last copy is what can have arrived.
+    # last copy is the data that can have arrived.
     now = np.arange(ticks)[:, None]
     later = now + np.floor(topology.alpha / tick * (1 + 1e-12)).astype(np.int64)
     moment, link = np.nonzero(later < ticks)
@@ -169,8 +171,8 @@ def _gathered(
 def all_reduce_seconds(topology: Topology, nbytes: float) -> float:
     """Seconds of an all_reduce of all ranks by its linear program.
 
-    0 where that is too large, or switches copy or add: there it takes capacities between ranks for
-    all that switches give, and more is possible.
+    It is 0 if the program is too large, or if switches copy or add: the program treats switches as
+    capacities between ranks, and more is possible then.
     """
     n = topology.num_ranks
     pairs = topology.num_links if topology.is_direct else n * (n - 1)
@@ -184,13 +186,13 @@ class Bound:
     """A time that no schedule can beat.
 
     Attributes:
-        time: seconds, the charge among them.
-        name: "distance", "ingress", "egress", "cut", "traffic" or "meeting"; of the exact ones
-            "flow" and "program", too; of orders in which ranks wait "steps", "ports", "pairs" and
+        time: seconds, including the charge.
+        name: "distance", "ingress", "egress", "cut", "traffic" or "meeting"; for exact bounds also
+            "flow" and "program"; for orders in which ranks wait also "steps", "ports", "pairs" and
             "rounds".
-        reason: which ranks it comes from, in words.
-        order: in which the schedules are run.
-        charge: seconds that the machine takes for any of them, beside the links.
+        reason: the ranks that it comes from, in words.
+        order: the order in which the schedules are run.
+        charge: seconds that the machine takes for any schedule, in addition to the links.
     """
 
     time: float
@@ -230,14 +232,14 @@ def bound(
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
         root: the root's index in every group, for collectives that have one.
         helpers: whether ranks outside a group may forward, copy and add for it.
-        exact: whether to take the largest bound that is known, which may take a minute: the worst
-            cut of all, maximum flows over time and the linear programs of all_to_all and
-            all_reduce, where they are not too large (``jaxcoll.bounds.times``).
+        exact: whether to compute the best known bound, which may take a minute: the worst cut of
+            all, maximum flows over time and the linear programs of all_to_all and all_reduce, as
+            far as they are not too large (``jaxcoll.bounds.times``).
         execution: the machine that runs the schedules, as in ``simulate``: ``ExecutionCosts``, or
-            the backend whose shipped ones are meant. No verified schedule takes less there. Links
-            that work by themselves, and no charge, when omitted. Where ranks wait for one another,
-            schedules are meant: switches forward only.
-        progress: True for a line in the terminal while exact bounds are sought, or a function
+            the backend whose shipped costs apply. No verified schedule takes less time there. When
+            omitted, links work independently and there is no charge. If ranks wait for one another,
+            the bound is one for schedules: switches only forward.
+        progress: True for a line in the terminal while exact bounds are computed, or a function
             called with a ``jaxcoll.progress.Progress`` before and after.
 
     Raises:
@@ -285,12 +287,12 @@ def _exact_on_machine(
 
 
 def _network(topology: Topology, costs: ExecutionCosts | None) -> Topology:
-    """The network as schedules of a machine use it; as it is where none is given."""
+    """The network in the way that schedules of a machine use it; unchanged without a machine."""
     return topology.forwarding_only() if costs is not None and costs.order.waits else topology
 
 
 def _before_links(topology: Topology, what: Collective, costs: ExecutionCosts | None) -> float:
-    """Seconds that pass beside what bounds of links count: the charge, and the least latency."""
+    """Seconds in addition to the bounds of links: the charge, and the least latency."""
     if costs is None or not needs_of(what).any():
         return 0.0
     charge = float(costs.least_seconds(what))
@@ -298,7 +300,7 @@ def _before_links(topology: Topology, what: Collective, costs: ExecutionCosts | 
 
 
 def _exact(latencies: Latencies, what: Collective, nbytes: Number, known: float) -> list[Bound]:
-    """Those that are asked for, beyond a bound that is known."""
+    """The exact bounds that exceed a known bound."""
     topology, size = latencies.topology, float(as_size(nbytes))
     if what.traits.sums_for_all:
         seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
@@ -322,7 +324,7 @@ def _is_of_all(what: Collective) -> bool:
 def _exact_of_copies(
     latencies: Latencies, what: Collective, size: float, known: float
 ) -> list[Bound]:
-    """By flows over time to every rank, and of all data together where each rank has its own."""
+    """Bounds by flows over time to every rank, and by all data together if it differs by rank."""
     topology, nbytes = latencies.topology, needs_of(what) * size
     arrived = arrival_over_time(latencies, nbytes, known)
     found = [Bound(arrived.seconds, "flow", f"a flow over time of the data of rank {arrived.rank}")]
@@ -342,23 +344,24 @@ def lower_bounds(
     *,
     execution: ExecutionCosts | str | None = None,
 ) -> tuple[Bound, ...]:
-    """Every fast bound, the largest of each name; that of distance first.
+    """All fast bounds, the largest of each name, starting with the distance.
 
     - *distance*: latency between ranks that need something of one another.
-    - *ingress* and *egress*: the data that a rank needs, or has for others, over all its links,
-      on each from the earliest arrival until it is too late.
+    - *ingress* and *egress*: the data that a rank needs, or has for others, over all its links;
+      each link counts from the earliest arrival until it is too late.
     - *cut*: the data that has to leave a set of vertices, for one rank outside or for all of them.
     - *traffic*: all data that has to cross links anywhere, over all links together.
     - *meeting*: the contributions of an all_reduce, which leave their ranks before the sum is
       complete somewhere and copied to all.
 
-    And of a machine whose ranks wait (``execution``, as in ``bound``; ``jaxcoll.bounds.in_order``):
+    For a machine whose ranks wait (``execution``, as in ``bound``; ``jaxcoll.bounds.in_order``)
+    there are also:
 
     - *steps*: the data of a rank over all its links, with a latency for each step that it takes.
     - *ports*: a rank sends one message at a time, and receives one, where permutes follow one
       another.
     - *pairs*: two ranks send to each other one way at a time, where pairs are half duplex.
-    - *rounds*: latencies that follow one another, since with each what a rank knows of doubles.
+    - *rounds*: consecutive latencies, since the known contributions at most double in each.
     """
     costs = costs_of(execution, CollectiveError)
     what, size = as_collective(topology, collective), float(as_size(nbytes))
@@ -382,7 +385,7 @@ def lower_bounds(
 
 
 def _on_machine(each: Bound, costs: ExecutionCosts | None, before: float, charge: float) -> Bound:
-    """A bound of links as that of a machine, some seconds later, of which some are charged."""
+    """A bound of links turned into one of a machine, with ``before`` more seconds."""
     if costs is None:
         return each
     time = each.time + before
@@ -390,7 +393,7 @@ def _on_machine(each: Bound, costs: ExecutionCosts | None, before: float, charge
 
 
 def _distances(latencies: Latencies, what: Collective) -> list[Bound]:
-    """Latencies that pass however few bytes there are."""
+    """Bounds by latencies, which hold for any number of bytes."""
     if what.traits.copies_sums:
         time, reason = sums.meeting(latencies, what)
         return [Bound(time, "distance", reason)]
@@ -398,15 +401,15 @@ def _distances(latencies: Latencies, what: Collective) -> list[Bound]:
 
 
 def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound, ...]:
-    """Those of links that work by themselves."""
+    """Bounds for links that work independently."""
     topology, what, is_one = _of_one_group(topology, what)
     latencies, found = _latencies(topology, what), _of_each_alone(topology, what, size)
     if what.traits.copies_sums:
         found += _distances(latencies, what)
     for each in what.for_each_root():
         is_backwards = each.traits.copies_backwards
-        # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
-        # bounds are those, with ingress and egress exchanged.
+        # A reduce_scatter is an all_gather backwards in time on the reversed network, so it has the
+        # same bounds, with ingress and egress exchanged.
         if each.traits.sums_for_all:
             found += _bounds_of_sums(latencies, each, size, found[0].time)
         elif is_backwards:
@@ -422,10 +425,10 @@ def _of_links(topology: Topology, what: Collective, size: float) -> tuple[Bound,
 
 
 def _latencies(topology: Topology, what: Collective) -> Latencies:
-    """Latencies as bounds of links ask for them: of large networks by equivalent vertices."""
+    """The latencies for bounds of links; on large networks by equivalent vertices."""
     if topology.num_ranks * topology.num_vertices < LARGE:
         return Latencies(topology)
-    # Symmetries of the network are those of the collective where all ranks do the same.
+    # Symmetries of the network are symmetries of the collective if all ranks do the same.
     does_the_same = _is_of_all(what) and what.pair_shares is None
     if does_the_same and not what.traits.has_root and not what.traits.has_roots:
         return Latencies(topology, Symmetries.of(topology))
@@ -433,7 +436,7 @@ def _latencies(topology: Topology, what: Collective) -> Latencies:
 
 
 def _needs(latencies: Latencies, what: Collective, size: float) -> Needs:
-    """The bytes from rank to rank, listed where all latencies are, or where they differ."""
+    """The bytes from rank to rank, listed if all latencies are computed or the bytes differ."""
     if latencies.symmetries is None or what.pair_shares is not None:
         return Listed(needs_of(what) * size)
     return OfGroups.of(what, size)
@@ -442,9 +445,9 @@ def _needs(latencies: Latencies, what: Collective, size: float) -> Needs:
 def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Collective, bool]:
     """A collective of groups on copies of a network as that of one group, and whether it is one.
 
-    So is a group that nobody helps, on the network of its members. Bounds here hold for data that
-    are split and coded at will, so one group's hold for all (``jaxcoll.copies``); those of the
-    whole network would give each group the links of the others.
+    A group without helpers on the network of its members is also of this form. Bounds here hold for
+    data that are split and coded arbitrarily, so those of one group hold for all
+    (``jaxcoll.copies``); bounds on the whole network would give each group the links of the others.
     """
     copies = Copies.of(topology, what.groups)
     if copies is not None:
@@ -457,7 +460,7 @@ def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Colle
 
 
 def _of_each_alone(topology: Topology, what: Collective, size: float) -> list[Bound]:
-    """Those of each of several groups on the links between its members, where nobody else helps."""
+    """Bounds of each group on the links between its members, if there are no helpers."""
     groups = [group for group in what.groups if len(group) > 1]
     if what.helpers or len(what.groups) == 1:
         return []
@@ -471,16 +474,16 @@ def _of_each_alone(topology: Topology, what: Collective, size: float) -> list[Bo
 def _bounds_of_copies(
     latencies: Latencies, what: Collective, size: float, is_backwards: bool
 ) -> list[Bound]:
-    """Those of a collective that sums nothing, or of one that does, run backwards."""
+    """Bounds of a collective that sums nothing, or of one that does, run backwards."""
     topology, needs = latencies.topology, _needs(latencies, what, size)
     farthest = _farthest(latencies, needs)
     sources, targets = needs.sources, needs.targets
     if not sources.size:
         return [farthest]
     into, out_of = ("egress", "ingress") if is_backwards else ("ingress", "egress")
-    # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
-    # which each rank has its own leaves once for each: then both directions and the sum over all
-    # links bound it too.
+    # Copied data leaves a set once for all ranks outside together, and is copied there. Data that
+    # differ for each rank leave once for each, so both directions and the sum over all links bound
+    # them too.
     is_copied = what.traits.copies
     back = latencies.transpose()
     to, of = latencies.typical(targets), latencies.typical(sources)
@@ -516,12 +519,12 @@ def _bounds_of_copies(
 def _bounds_of_sums(
     latencies: Latencies, what: Collective, size: float, farthest: float
 ) -> list[Bound]:
-    """Those of an all_reduce, which are the same forwards and backwards, but for the distance."""
+    """Bounds of an all_reduce, which are the same forwards and backwards, except the distance."""
     topology, back = latencies.topology, latencies.transpose()
     needs = _needs(latencies, what, size)
     if not needs.sources.size:
         return []
-    # A contribution reaches each other rank, in some sum: for its rank alone it is a broadcast.
+    # A contribution reaches each other rank in some sum, so from its rank alone it is a broadcast.
     found = [_of_a_rank(_from_the_farthest(latencies, needs, size), "ingress")]
     found.append(_of_a_rank(_from_the_farthest(back, needs, size), "egress"))
     sets = narrow_sets(topology, what)
@@ -530,7 +533,7 @@ def _bounds_of_sums(
         time, place = sums.crossed(latencies, what, sets, size)
         found.append(_of_a_set(Arrival(time), sets[place], topology, False))
     known = max(farthest, *(b.time for b in found))
-    # Ranks one by one, and hosts as wholes: inside a host links are fast, and counting them would
+    # Parts are single ranks, and whole hosts: inside a host links are fast, and counting them would
     # hide how narrow the network between hosts is.
     ways = [*parts(topology)]
     if topology.num_ranks * topology.num_links <= _PARTED:
@@ -547,7 +550,7 @@ def _between_parts(
     n, topology = latencies.topology.num_ranks, latencies.topology
     ranks = len(np.unique(part[:n]))
     where = "ranks" if ranks == n else f"{ranks} parts of the network"
-    # Sums and copies leave parts, and enter them: as many, but for switches that copy or add.
+    # Equal numbers of sums and copies leave and enter parts, unless switches copy or add.
     ways = (latencies, latencies.transpose()) if topology.in_network else (latencies,)
     moved = [("traffic", sums.traffic(way, what, size, part, known)) for way in ways]
     met = ("meeting", sums.departures(latencies, what, size, part))
@@ -570,7 +573,7 @@ _NOTHING = "no rank needs anything from another"
 
 
 def _largest_of_each(found: list[Bound]) -> list[Bound]:
-    """The largest bound of every name, in the order in which the names are met."""
+    """The largest bound of every name, in order of first appearance."""
     best: dict[str, Bound] = {}
     for b in found:
         if b.name not in best or b.time > best[b.name].time:
@@ -579,7 +582,7 @@ def _largest_of_each(found: list[Bound]) -> list[Bound]:
 
 
 def _from_the_farthest(latencies: Latencies, needs: Needs, size: float) -> Arrival:
-    """When a rank has the data of the one farthest from it, and needs nothing of others."""
+    """The time when a rank has the data of the farthest rank, if it needs no other data."""
     sources, targets = needs.sources, latencies.typical(needs.targets)
     needed = needs.block(sources, targets) > 0
     farthest = np.where(needed, latencies.from_some(sources, targets), -1.0).argmax(axis=0)
@@ -618,15 +621,15 @@ def _farthest(latencies: Latencies, needs: Needs) -> Bound:
 
 
 def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:
-    """What must leave the worst set of vertices, over all links out of it (ForestColl, Sec. 4.4).
+    """The data that must leave the worst set of vertices, over its links (ForestColl, Sec. 4.4).
 
-    Latency aside, the exact optimum of all_gather, reduce_scatter, broadcast and reduce on every
-    network that ForestColl is defined for. It takes a flow to each rank, often several times;
-    ``bound`` looks at as many as a tenth of a second allows.
+    Apart from latency, this is the exact optimum of all_gather, reduce_scatter, broadcast and
+    reduce on every network for which ForestColl is defined. It takes a flow to each rank, often
+    several times; ``bound`` examines as many as a tenth of a second allows.
 
     Raises:
-        CollectiveError: the collective is not of all ranks together, or is one of gather, scatter
-            and all_to_all.
+        CollectiveError: the collective is not of all ranks together, or is a gather, scatter or
+            all_to_all.
     """
     what, size = as_collective(topology, collective), as_size(nbytes)
     n = topology.num_ranks
@@ -645,7 +648,7 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
         weights, share = [int(r == root) for r in range(n)], size
     else:
         weights, share = None, size / n
-    # Gathered data leaves a cut; summed data enters it; an all_reduce does both.
+    # Gathered data leaves a cut and summed data enters it; an all_reduce does both.
     found = []
     if not what.traits.copies_backwards:
         found.append((False, bottleneck(topology, weights)))

@@ -85,12 +85,21 @@ def _gke_labels(text: str, **options: Any):
     return gke_labels.loads(text, **options)
 
 
+def _gke_gpus(text: str, **options: Any):
+    from jaxcoll.io import gke_gpus
+
+    return gke_gpus.loads(text, **options)
+
+
 # By the name that ``jaxcoll.io.kind_of`` gives the format.
 DESCRIPTIONS = {
     "nvidia-smi": Description("nvidia-smi's table", _nvidia_smi, bandwidth=("inside", "network")),
     "nccl topology": Description("NCCL's topology", _nccl_topology, ("hosts", "speeds")),
     "amd-smi": Description("the table of AMD's tools", _amd_smi, bandwidth=("inside", "network")),
     "lstopo": Description("lstopo's XML", _lstopo, bandwidth=("network",)),
+    "gke gpus": Description(
+        "GKE's labels", _gke_gpus, _OF_CLUSTERS, ("inside", "network"), ("alpha",)
+    ),
     "gke labels": Description("GKE's labels", _gke_labels, (), ("bandwidth",), ("alpha",)),
     "ibnetdiscover": Description(
         "ibnetdiscover's print", _ibnetdiscover, _OF_CLUSTERS, ("inside",), ("alpha",)

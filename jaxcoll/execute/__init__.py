@@ -3,8 +3,9 @@
 Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls`` (from arguments
 to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives`` (typing,
 transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
-operations) and ``buckets`` (used by training). JAX's internals have one door,
-``jaxcoll.jax_internals``.
+operations) and ``buckets`` (used by training). Sums and moves in fewer bytes are ``encoded``, by
+``wires``; sums that do not depend on the ranks ``invariant_sums``, by ``invariant``. JAX's
+internals have one door, ``jaxcoll.jax_internals``.
 """
 
 from jax.lax import axis_index, axis_size, ppermute

@@ -41,9 +41,10 @@ MOST_ROWS, PER_PAIR = 2**16, 64
 # Platforms for which XLA has the collective of ``jax.lax``.
 _WITH_NATIVE = ("gpu", "tpu")
 
-# A permute takes about as long as sending so many bytes, on CPU devices (``ssa.LONG_ROW_BYTES``),
-# and as on links of 50 GB/s and a latency of 5 us.
-PERMUTE_BYTES = 1 << 18
+# A permute takes about as long as all ranks sending so many bytes, and so does an all_to_all of
+# jax.lax: on links of 50 GB/s and a latency of 10 us, and between eight CPU devices of two cores,
+# where 2**18 took up to twice as long and 2**17 up to four times (``scripts/bench ragged``).
+PERMUTE_BYTES = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,19 +155,23 @@ class Exchange:
     def _unequal(self, operand: jax.Array) -> Blocks:
         found = self._sharing(operand)
         axes, groups, unit = found.axes, found.groups, found.unit
-        spare = PERMUTE_BYTES // max(1, unit * _row_bytes(operand))
+        spare = axes.num_ranks * PERMUTE_BYTES // (unit * _row_bytes(operand))
         runs = Unequal(found.runs, found.pairs, spare)  # type: ignore[arg-type]
-        call = Call("all_to_all", runs, axes, lowering=self.lowering)
+        most = int(self.between.max())
+        padded = axes.num_ranks * (len(self.most) - 1) * -(-most // unit) + spare
+        if found.is_open and padded < runs.program.rows_sent + runs.program.num_permutes * spare:
+            return self._equal(most)
+        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.program.pairs
 
         def run(x: jax.Array) -> jax.Array:
-            rows = x.reshape(found.pairs.inputs, unit, *x.shape[1:])
+            rows = x.reshape(pairs.inputs, unit, *x.shape[1:])
             got = call(vary(rows, axes))
-            return got.reshape(found.pairs.outputs * unit, *x.shape[1:])
+            return got.reshape(pairs.outputs * unit, *x.shape[1:])
 
         members = np.asarray(groups)[_groups_of(groups, axes.num_ranks)]  # of each rank's group
         ranks = np.arange(axes.num_ranks)[:, None]
-        sent, got = found.pairs.sent_from[ranks, members], found.pairs.got_at[members, ranks]
-        return Blocks(axes, unit * sent, unit * got, unit * found.pairs.inputs, run, False)
+        sent, got = pairs.sent_from[ranks, members], pairs.got_at[members, ranks]
+        return Blocks(axes, unit * sent, unit * got, unit * pairs.inputs, run, False)
 
     def _sharing(self, operand: jax.Array) -> Sharing:
         """What runs the exchange, and the rows of its blocks among the ranks of that."""
@@ -190,7 +195,8 @@ class Exchange:
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups
-        return Sharing(axes, groups, _among(groups, amounts), unit, schedule)
+        is_open = self.choice is None and self.lowering == "auto"
+        return Sharing(axes, groups, _among(groups, amounts), unit, schedule, is_open)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,6 +209,7 @@ class Sharing:
         pairs: rows of the blocks.
         unit: rows of the operand that are one row of the program.
         runs: the schedule, or ``jax.lax``.
+        is_open: whether ``jax.lax`` may exchange padded blocks instead, if that is cheaper.
     """
 
     axes: Axes
@@ -210,6 +217,7 @@ class Sharing:
     pairs: PairRows
     unit: int
     runs: Schedule | Native
+    is_open: bool = False
 
 
 def _among(groups: tuple[tuple[int, ...], ...], amounts: np.ndarray) -> PairRows:

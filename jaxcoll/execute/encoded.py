@@ -44,7 +44,7 @@ from jaxcoll.execute.calls import (
 )
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.layout import Axes
-from jaxcoll.execute.wires import Wire
+from jaxcoll.execute.wires import Wire, wide_of
 from jaxcoll.kinds import kind_of
 from jaxcoll.schedule import Schedule
 
@@ -112,7 +112,7 @@ class Encoded:
         Summed over all ranks these parts are what the sum lacks: a rank's own contributions as they
         were rounded, and in its shard what its sum lost on the second way. Without derivatives.
         """
-        ranks, wide = group_size(self.axes, self.groups), _wide(x)
+        ranks, wide = group_size(self.axes, self.groups), wide_of(x.dtype)
         first = wire.folded(self.axes.rank())
         # An empty operand has shards of one element, so that there is something to encode.
         padding = -x.size % ranks if x.size else ranks
@@ -143,7 +143,7 @@ class Encoded:
     def _moved(self, kind: str, x: jax.Array, wire: Wire) -> jax.Array:
         if x.size == 0:
             return self._call(kind, x)
-        wide, size = _wide(x), x[0].size
+        wide, size = wide_of(x.dtype), x[0].size
         sent = wire.folded(self.axes.rank()).encode(x.astype(wide).reshape(x.shape[0], -1))
         arrived = wire.decode(self._call(kind, sent), size, wide)
         return _narrowed(arrived, x.dtype).reshape(-1, *x.shape[1:])
@@ -151,14 +151,14 @@ class Encoded:
     def _scattered(self, x: jax.Array, wire: Wire) -> jax.Array:
         if x.size == 0:
             return jnp.zeros_like(x[:1])
-        rows = x.astype(_wide(x)).reshape(x.shape[0], -1)
+        rows = x.astype(wide_of(x.dtype)).reshape(x.shape[0], -1)
         sent = wire.folded(self.axes.rank()).encode(rows)
         total = self._added(self._call("all_to_all", sent), rows.shape[1], x, wire)
         return total.reshape(1, *x.shape[1:]).astype(x.dtype)
 
     def _added(self, arrived: jax.Array, size: int, like: jax.Array, wire: Wire) -> jax.Array:
         """The sum of all ranks' rows, of shape (1, size)."""
-        wide = _wide(like)
+        wide = wide_of(like.dtype)
         adds_in = accumulator(wide if self.accum_dtype is None else self.accum_dtype, like.dtype)
         rows = wire.decode(arrived, size, wide).astype(adds_in)
         # Neighbours, then neighbours of these sums, and so on: an order of the ranks alone.
@@ -186,11 +186,6 @@ def place_in_group(axes: Axes, groups: Groups) -> jax.Array:
         for place, rank in enumerate(group):
             places[rank] = place
     return jnp.asarray(places, jnp.int32)[axes.rank()]
-
-
-def _wide(x: jax.Array):
-    """In which a wire gets its rows: the narrowest of float32 and float64 that has all values."""
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _narrowed(x: jax.Array, dtype) -> jax.Array:

@@ -160,6 +160,7 @@ def call_of(x: str, axes: Axes, schedule: Runs, lowering: str, how: str) -> Call
         runs = f"{schedule!r}, digest {schedule.digest[:16]}"
     if isinstance(schedule, Unequal):
         runs = f"{schedule.schedule!r}, digest {schedule.schedule.digest[:16]}, {schedule.pairs!r}"
+        runs += ", backwards" * schedule.is_backwards
     return Call(f"{runs}, of {x} over {axes}, {how}", lowering)
 
 

@@ -180,7 +180,8 @@ def _largest(given, size: int, per_rank: int, operand, output) -> np.ndarray:
             "largest must be known while tracing: a Python integer or a NumPy array of integers, "
             f"got {checks.shown(given)}"
         )
-    rows = np.asarray(given)
+    is_known = isinstance(given, (int, np.integer, np.ndarray, list, tuple))
+    rows = np.asarray(given if is_known else "")
     if rows.dtype.kind not in "iu" or rows.shape not in ((), (size, size)):
         raise CollectiveError(
             f"largest is an integer or a matrix of {size} x {size} integers, one for each pair of "

@@ -34,6 +34,8 @@ from jax import lax
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 
+__all__ = ["Cast", "Int8", "Scaled", "Wire", "wire_of"]
+
 BLOCK = 128
 METHODS = ("encode", "decode", "folded")
 
@@ -80,8 +82,7 @@ class Wire(abc.ABC):
 
     def nbytes(self, size: int, dtype: Any = jnp.float32) -> int:
         """Bytes that are sent for a row of some elements."""
-        wide = jnp.promote_types(dtype, jnp.float32)
-        out = jax.eval_shape(self.encode, jax.ShapeDtypeStruct((1, size), wide))
+        out = jax.eval_shape(self.encode, jax.ShapeDtypeStruct((1, size), wide_of(dtype)))
         return out.size * out.dtype.itemsize
 
 
@@ -235,7 +236,8 @@ class Int8(_Blocks):
     becomes either, with a probability that makes its expectation the value itself to within
     2**-16 of the scale (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", NeurIPS 2017, Sec. 3.1), so errors of many ranks cancel in a sum.
-    Each rank folds its own index into the key and draws bits of its own.
+    Each rank folds its index along the axes of the call into the key and draws bits of its own;
+    ranks that differ along other axes draw the same, unless their seeds differ.
 
     The same key draws the same bits: give another one in every step. ``jc.optax`` counts steps
     and does that by itself.
@@ -319,6 +321,11 @@ def _key_of(seed: Any) -> jax.Array:
             f"jax.random, got {checks.shown(seed)}"
         )
     return jax.random.key(seed)
+
+
+def wide_of(dtype: Any) -> Any:
+    """In which a wire gets floats: float32, or float64 for those."""
+    return jnp.float64 if jnp.finfo(dtype).bits > 32 else jnp.float32
 
 
 def wire_of(wire_dtype: Any) -> Wire:

@@ -49,6 +49,7 @@ from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule
 from jaxcoll.io.networks import (
     amd_smi,
     astra_sim,
+    gke_gpus,
     gke_labels,
     graph_files,
     ibnetdiscover,
@@ -159,6 +160,8 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
     # Deep inside of what kubectl prints, in whatever form.
     if gke_labels.LABEL in text and not start.startswith("<"):
         return "gke labels"
+    if gke_gpus.LABEL in text and not start.startswith("<"):
+        return "gke gpus"
     if start.startswith("<"):
         # The root is what says a format: MSCCL's <algo> and ForestColl's <Algo> differ in a letter.
         bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
@@ -264,6 +267,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "amd-smi": amd_smi.loads,
     "ns-3": ns3.loads,
     "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
+    "gke gpus": gke_gpus.loads,
     "gke labels": gke_labels.loads,
     "graph": graph_files.loads,
     "sccl": sccl.loads,
@@ -321,6 +325,7 @@ __all__ = [
     "chakra",
     "dumps",
     "forestcoll",
+    "gke_gpus",
     "gke_labels",
     "graph_files",
     "ibnetdiscover",

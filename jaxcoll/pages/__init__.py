@@ -89,6 +89,7 @@ def _asset(name: str) -> str:
 # A page stays below about 3 MB, which a browser opens at once.
 MOST_VERTICES, MOST_LINKS = 2000, 6000  # of a network that is drawn
 MOST_ROWS = 400  # links that stand below it
+MOST_BINS = 600  # of time, in which the links of a thinned schedule are busy by parts
 MOST_HOPS = 40_000  # messages on links, and again sends on links of the chunks to follow
 
 
@@ -176,7 +177,9 @@ def _data(timeline: Timeline) -> tuple[dict[str, Any], list[str]]:
         "steps": schedule.num_steps,
         "links": links,
         "rows": np.searchsorted(shown, rows).tolist(),
-        "hops": _hops(timeline, shown, notes),
+        "hops": (hops := _hops(timeline, shown, notes)),
+        # Where messages are left out, links would look idle between those that are shown.
+        "density": _density(timeline, rows) if len(hops["step"]) < len(timeline.hop_link) else None,
         "chunks": _ways(schedule, shown, notes),
         "owner": schedule.collective.owner[:MOST_HOPS].tolist(),
     }
@@ -210,8 +213,8 @@ def _hops(timeline: Timeline, shown: np.ndarray, notes: list[str]) -> dict[str, 
     steps = range(0, schedule.num_steps, nth)
     if nth > 1:
         notes.append(
-            f"{len(steps):,} of {schedule.num_steps:,} steps are shown, every {nth}th; "
-            "the totals count all."
+            f"{len(steps):,} of {schedule.num_steps:,} steps can be looked at, every {nth}th; "
+            "links over time and the totals are of all."
         )
     chosen = np.flatnonzero(keep & (step % nth == 0))
     if len(chosen) > 2 * MOST_HOPS:
@@ -224,6 +227,22 @@ def _hops(timeline: Timeline, shown: np.ndarray, notes: list[str]) -> dict[str, 
         "start": [_short(1e6 * s) for s in seconds(timeline.hop_start[chosen]).tolist()],
         "busy": [_short(1e6 * s) for s in seconds(timeline.hop_busy[chosen]).tolist()],
         "bytes": [_short(b) for b in _hop_bytes(timeline)[chosen].tolist()],
+    }
+
+
+def _density(timeline: Timeline, rows: np.ndarray) -> dict[str, Any]:
+    """How busy each row's link is over time, by all messages.
+
+    Returns:
+        The seconds that the bins divide; a text for each row with a digit of base 36 for each bin,
+        from 0 for idle to z for busy all the time.
+    """
+    parts = timeline.utilization(MOST_BINS)[rows]
+    levels = np.ceil(np.clip(parts, 0, 1) * 35 - 1e-6).astype(np.int64)
+    digits = np.array(list("0123456789abcdefghijklmnopqrstuvwxyz"))
+    return {
+        "seconds": float(timeline.clock.seconds(np.asarray(timeline.finish))),
+        "rows": ["".join(digits[row]) for row in levels],
     }
 
 

@@ -1,20 +1,21 @@
 """The simulator: times schedules and any other traffic, link by link, exactly.
 
-Two link models, after the simulators they come from; every result names its model. A
-``LinkModel`` with a law is one of your own (``link_models.py``).
+There are two link models, named after the simulators they come from; every result names its model.
+A ``LinkModel`` with a law is a model of your own (``link_models.py``).
 
 - ``"astra"``: a message that starts at t frees its link at t + bytes/bandwidth and arrives alpha
   later (the congestion-aware analytical backend of ASTRA-sim).
-- ``"tacos"``: alpha occupies the link too: it is free again when the message arrives (TACOS,
+- ``"tacos"``: alpha occupies the link too, which is free again when the message arrives (TACOS,
   Sec. IV-F: one cost alpha + beta n per link).
 
-Any may also count the heads of packets, or one head per message (``Framing``).
+All models may also count the heads of packets, or one head per message (``Framing``).
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
-first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
-``simulate_together`` times schedules that share wires, and ``simulate_in_network`` collectives
-whose switches copy and add (NVLS, SHARP), which no schedule can hold. ``sum_orders`` replays
-additions instead of time. It knows the core types only, no synthesizer.
+first served. In addition to the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
+``simulate_together`` times schedules that share wires, and ``simulate_in_network`` times
+collectives whose switches copy and add (NVLS, SHARP), which schedules cannot express.
+``sum_orders`` replays additions instead of times. The simulator uses only the core types, and no
+synthesizer.
 """
 
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost

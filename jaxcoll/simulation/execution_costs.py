@@ -1,9 +1,9 @@
-"""Execution costs: a machine's charges for running a schedule, beside the time on its links.
+"""Execution costs: a machine's charges for a schedule, in addition to the time on its links.
 
 Link models time wires. A program also pays for every permute it starts and for every byte it copies
 or adds; between devices that share a host nothing else counts. ``ExecutionCosts`` holds these
-prices, with where they come from. A schedule of r rounds and s steps, whose ranks receive up to b
-bytes and add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``.
+prices and their sources. A schedule of r rounds and s steps, whose ranks receive up to b bytes and
+add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``.
 
 Rounds are counted as ``jaxcoll.execute`` runs them: a step takes as many permutes as the most
 messages that one rank sends or receives in it (Koenig).
@@ -32,15 +32,15 @@ NATIVE_KINDS = tuple(names_in("lax"))
 
 @dataclasses.dataclass(frozen=True)
 class NativeCost:
-    """The cost of a collective of ``jax.lax`` beside the time on links.
+    """The cost of a collective of ``jax.lax``, in addition to the time on links.
 
     Attributes:
-        kind: of collective, as in ``Collective``.
-        seconds: however few bytes.
-        per_byte: seconds per byte of the larger of a rank's input and output.
+        kind: the kind of collective, as in ``Collective``.
+        seconds: seconds for any number of bytes.
+        per_byte: seconds per byte of a rank's input or output, whichever is larger.
 
     Raises:
-        TuneError: a kind that ``jax.lax`` has not, a number that is negative or not finite.
+        TuneError: ``jax.lax`` does not have the kind, or a number is negative or not finite.
     """
 
     kind: str
@@ -54,33 +54,33 @@ class NativeCost:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ExecutionCosts:
-    """The costs of running collectives on devices of one backend, beside the time on their links.
+    """Costs of collectives on devices of one backend, in addition to the time on their links.
 
     Attributes:
         backend: "cpu", "gpu" or "tpu".
         permute: seconds per round, one ``ppermute``.
-        step: seconds per step of a schedule beside those of its rounds.
+        step: seconds per step of a schedule, in addition to those of its rounds.
         copied: seconds per byte that a rank receives, for all copies on its way.
-        added: seconds per byte that a rank adds to its own, beside ``copied``.
-        swapped: seconds per byte of a rank's buffer and round of an all_to_all, beside ``copied``:
-            XLA for CPU copies the whole buffer in each round.
+        added: seconds per byte that a rank adds to its own, in addition to ``copied``.
+        swapped: seconds per byte of a rank's buffer and round of an all_to_all, in addition to
+            ``copied``: XLA for CPU copies the whole buffer in each round.
         native: the costs of the collectives of ``jax.lax``.
-        shared: whether the ranks share the cores and the memory of one host. All prices are then
-            per rank, and those of all ranks add up; otherwise they are those of the busiest rank.
-        order: which messages a rank finishes before others, an ``ExecutionOrder`` or its name:
-            "links" where messages move by themselves, "steps" and "rounds" where a rank's steps or
-            permutes follow one another.
-        half_duplex: whether two ranks that send to each other share the time of one direction; of
-            "steps" and "rounds" alone.
-        native_order: that of the collectives of ``jax.lax``, to which ``half_duplex`` then belongs;
-            ``None`` where they are run as schedules are.
-        source: where the numbers come from.
+        shared: whether the ranks share the cores and the memory of one host. If so, prices are per
+            rank, and those of all ranks add up; otherwise the busiest rank counts.
+        order: the order of a rank's messages, an ``ExecutionOrder`` or its name: "links" if
+            messages move independently, "steps" or "rounds" if a rank's steps or permutes follow
+            one another.
+        half_duplex: whether two ranks that send to each other share the time of one direction; only
+            for "steps" and "rounds".
+        native_order: the order of the collectives of ``jax.lax``, to which ``half_duplex`` then
+            applies; ``None`` if they run like schedules.
+        source: the source of the numbers.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
 
     Raises:
-        TuneError: an unknown backend, a number that is negative or not finite, a kind whose native
-            cost is given twice.
+        TuneError: the backend is unknown, a number is negative or not finite, or the native cost of
+            a kind is given twice.
     """
 
     backend: str
@@ -129,7 +129,7 @@ class ExecutionCosts:
 
     @property
     def said(self) -> str:
-        """By which order times of this machine are taken, in words."""
+        """A description of the order by which times of this machine are computed."""
         half = ", two ranks send to each other one way at a time" if self.half_duplex else ""
         if self.native_order is None:
             return f"{self.backend} in order {self.order.name!r}: {self.order.meaning}{half}"
@@ -147,14 +147,14 @@ class ExecutionCosts:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether a network between processes decides by which links a message goes."""
+        """Whether a network between processes chooses the links of a message."""
         return self.backend == "cpu" and self.of_native.order.by_round
 
     def as_sent(self, schedule: Schedule) -> Schedule:
-        """The schedule whose edges of several links take the ways on which the machine sends them.
+        """The schedule with edges of several links moved to the ways on which the machine sends.
 
-        Between processes a message is sent to a rank, and IP forwards it (``next_hops``), whatever
-        path the schedule names.
+        Between processes a message is sent to a rank, and IP forwards it (``next_hops``),
+        regardless of the path that the schedule names.
         """
         edges = schedule.edges
         far = np.flatnonzero(edges.hops > 1)
@@ -167,7 +167,8 @@ class ExecutionCosts:
         paths = [edges.path(e) for e in range(len(edges))]
         for i, e in enumerate(far.tolist()):
             paths[e] = found.path(i)
-        # Edges of two ranks that took several ways take one, and their sends are one message.
+        # Edges between two ranks that took several ways now take one, and their sends are one
+        # message.
         number: dict[tuple[int, ...], int] = {}
         image = np.asarray([number.setdefault(path, len(number)) for path in paths])
         routed = Edges.from_paths(schedule.topology, list(number))
@@ -175,11 +176,11 @@ class ExecutionCosts:
         return Schedule.from_sends(schedule.topology, schedule.collective, *columns, edges=routed)
 
     def native_seconds(self, kind: str, nbytes: Number, ranks: int) -> float | None:
-        """Seconds of a collective of ``jax.lax`` beside links; ``None`` for a kind without cost.
+        """Seconds of a collective of ``jax.lax`` apart from links; ``None`` if unknown.
 
         Args:
-            nbytes: of the larger of a rank's input and output.
-            ranks: of all groups that run it at the same time.
+            nbytes: bytes of a rank's input or output, whichever is larger.
+            ranks: number of ranks in all groups that run it at the same time.
         """
         for cost in self.native:
             if cost.kind == kind:
@@ -187,15 +188,15 @@ class ExecutionCosts:
         return None
 
     def seconds(self, schedule: Schedule, nbytes: Number) -> Fraction:
-        """The charge of a schedule, exactly.
+        """The exact charge of a schedule.
 
         Args:
             nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         """
         times = self._times(schedule.topology.num_ranks)
         steps = rounds_of_steps(schedule)
-        # Bytes that the busiest rank receives and adds, or all of them where they share a host, in
-        # parts of a buffer: whole numbers far below 2**53, which floats hold exactly.
+        # Bytes that the busiest rank receives and adds, or that all ranks do if they share a host,
+        # in parts of a buffer: integers far below 2**53, which floats hold exactly.
         weight, total = common_parts(schedule.collective)
         size, n = weight[schedule.chunk], schedule.topology.num_ranks
         pick = np.sum if self.shared else np.max
@@ -222,21 +223,21 @@ class ExecutionCosts:
 
 
 def _put_prices(frozen, names: Iterable[str], what: str) -> None:
-    """Check numbers of at least 0 and put them back as floats."""
+    """Check that numbers are at least 0, and store them as floats."""
     for name in names:
         given = checks.nonnegative(getattr(frozen, name), f"{name} of {what}", TuneError)
         checks.put(frozen, **{name: float(given)})
 
 
 def rounds_of_steps(schedule: Schedule) -> np.ndarray:
-    """Permutes of every step: the most messages of a rank; int64 of shape (steps,)."""
+    """The number of permutes of every step: the most messages of a rank; int64 (steps,)."""
     n = schedule.topology.num_ranks
     first = schedule.message_ptr[:-1]
     step = schedule.step[first].astype(np.int64)
     edge = schedule.edge[first]
     src = schedule.edges.src[edge].astype(np.int64)
     dst = schedule.edges.dst[edge].astype(np.int64)
-    # Parallel edges between two ranks make one message: a permute knows ranks, not links.
+    # Parallel edges between two ranks make one message: a permute names ranks, not links.
     pairs = np.unique((step * n + src) * n + dst)
     rounds = np.zeros(schedule.num_steps, np.int64)
     for rank in (pairs // n % n, pairs % n):
@@ -269,8 +270,8 @@ _CPU = ExecutionCosts(
 # Processes on CPUs, by gloo over TCP: XLA runs the permutes of a program one after the other, and a
 # pair of sockets carries one direction at a time (measured between network namespaces whose cables
 # had 12.5 to 200 Mbit/s: an exchange takes twice the time of a shift). The seconds of a round are
-# of the right magnitude only, and the bytes are those of one host: on such cables neither weighs
-# much. ``jax.lax`` gets the benefit of the doubt: where the network is unknown it runs.
+# only of the right magnitude, and the bytes are those of one host: on such cables neither weighs
+# much. ``jax.lax`` gets the benefit of the doubt, and runs if the network is unknown.
 _PROCESSES = ExecutionCosts(
     "cpu",
     permute=200e-6,
@@ -284,9 +285,9 @@ _PROCESSES = ExecutionCosts(
     source="order measured between 8 processes over gloo; 0.2 ms per round is not measured",
 )
 
-# The same processes where schedules are played over links of their own (``execute.links``). With
-# 0.05 ms per round half of 115 schedules of 64 KiB on ten emulated networks took at most an eighth
-# more or less than predicted, as many more as less.
+# The same processes if schedules are played over separate links (``execute.links``). With 0.05 ms
+# per round, half of 115 schedules of 64 KiB on ten emulated networks took at most an eighth more or
+# less than predicted, as many more as less.
 _LINKS = dataclasses.replace(
     _PROCESSES,
     permute=50e-6,
@@ -312,8 +313,8 @@ _GPU = ExecutionCosts(
 )
 
 # Compiled programs show a start and a done per permute and a barrier per step, two copies and one
-# addition; the bytes are those of the 2.765 TB/s of a v5p. The latencies are of the right magnitude
-# only: nobody has measured them here.
+# addition; the bytes are those of the 2.765 TB/s of a v5p. The latencies are only of the right
+# magnitude: nobody has measured them here.
 _TPU = ExecutionCosts(
     "tpu",
     permute=1e-6,
@@ -326,13 +327,13 @@ _TPU = ExecutionCosts(
 )
 
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
-# By the words that arguments mean them by.
+# The costs by the names that arguments may give.
 _NAMED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS}
 MACHINES = tuple(_NAMED)
 
 
 def shipped_costs(backend: str, processes: int, has_links: bool = False) -> ExecutionCosts:
-    """The costs shipped for a backend of ``BACKENDS``, whose devices so many processes hold.
+    """The costs shipped for a backend of ``BACKENDS`` with a number of processes.
 
     Args:
         has_links: whether schedules between processes on CPUs are played over links.
@@ -345,13 +346,13 @@ def shipped_costs(backend: str, processes: int, has_links: bool = False) -> Exec
 def costs_of(
     execution: ExecutionCosts | str | None, error: checks.Error = TuneError
 ) -> ExecutionCosts | None:
-    """The costs that an argument ``execution=`` means: itself, or those shipped for a backend.
+    """The costs that an argument ``execution=`` stands for: given costs, or those of a backend.
 
-    "processes" means those shipped for CPUs, a process each, and "links" those of such processes
-    where the lowering "links" plays schedules.
+    "processes" stands for the costs shipped for CPUs with one process each, and "links" for those
+    of such processes if the lowering "links" plays schedules.
 
     Raises:
-        error: neither costs nor the name of a backend.
+        error: the argument is neither costs nor the name of a backend.
     """
     if isinstance(execution, str):
         return _NAMED[checks.choice(execution, MACHINES, "execution", error)]
@@ -359,5 +360,5 @@ def costs_of(
 
 
 def said_of(costs: ExecutionCosts | None) -> str:
-    """By which order times are taken, in words, where a machine may be given."""
+    """A description of the order by which times are computed, with or without a machine."""
     return f"{LINKS.meaning}; no machine is charged" if costs is None else costs.said

@@ -1,13 +1,13 @@
-"""Collectives that switches take part in, timed: trees whose switches copy and add.
+"""Times of collectives in which switches take part: trees whose switches copy and add.
 
-A tree is a root and routes, each from where data has come to a rank, or a switch, that it has not
-come to. Data spreads down them, and sums come up them. NVLS on eight ranks around switch 8 is
-one tree of an all_reduce: rooted at the switch, with a route to every rank. Over two hosts SHARP
-adds between them: the tree of a share is rooted at the network's switch, and goes on from a rank of
-each host to that host's switch and from there to the other ranks.
+A tree has a root and routes, each from a vertex that has the data to a rank or switch that does
+not. Data spreads down the routes, and sums come up them. For example, NVLS on eight ranks around
+switch 8 is one tree of an all_reduce, rooted at the switch, with a route to every rank. Over two
+hosts SHARP adds between hosts: the tree of a share is rooted at the network's switch, and continues
+from a rank of each host to that host's switch and from there to the other ranks.
 
-Schedules are of ranks and hold no send that begins or ends in a switch: these trees are timed,
-never executed. ``Topology.in_network`` says which switches may be used so.
+Schedules are about ranks and cannot contain a send that begins or ends in a switch, so these trees
+are timed but never executed. ``Topology.in_network`` tells which switches may be used in this way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
 from jaxcoll.trees import TreeFlow
 
-# Of any trees over all ranks; and of forests, whose trees are rooted at every rank.
+# The kinds for trees over all ranks; and for forests, whose trees are rooted at every rank.
 TREE_KINDS = tuple(row.name for row in KINDS.values() if not row.moves and not row.has_roots)
 FOREST_KINDS = tuple(row.name for row in KINDS.values() if row.is_sharded)
 _MOST_MESSAGES = 2**22  # some gigabytes, and a minute or two
@@ -41,14 +41,15 @@ class NetworkTree:
     """A tree over ranks and switches.
 
     Attributes:
-        root: the vertex where data starts, or sums end: a rank; of an all_reduce a switch, too.
+        root: the vertex where data starts, or sums end: a rank or, for an all_reduce, also a
+            switch.
         routes: vertices in order, from the root or the end of an earlier route to a rank or switch
-            that no route has come to. What stands between the ends are switches, which forward.
-        weight: of its data beside that of the other trees, above 0.
+            that no route has reached. Vertices between the ends are switches, which forward.
+        weight: weight of its data relative to that of the other trees, above 0.
 
     Raises:
-        ScheduleError: no tree: a route that starts nowhere, ends where one has come already, or is
-            too short.
+    ScheduleError: the routes do not form a tree: one starts at an unreached vertex, ends at a
+        reached one, or is too short.
     """
 
     root: int
@@ -77,10 +78,10 @@ class NetworkTree:
     def shortest(cls, topology: Topology, root: int, weight: Number = 1) -> NetworkTree:
         """The tree of fewest links from a vertex to every rank.
 
-        It branches at ranks and at switches that copy and add; others are passed on the way.
+        It branches at ranks and at switches that copy and add; it only passes other switches.
 
         Raises:
-            TopologyError: a vertex that does not exist.
+            TopologyError: the root does not exist.
         """
         connected(topology)
         most = topology.num_vertices - 1
@@ -93,8 +94,8 @@ class NetworkTree:
         found: dict[int, tuple[int, ...]] = {root: ()}
         ways: list[tuple[int, ...]] = [(root,)]
         passed: set[tuple[int, int]] = set()
-        # Breadth first. A route ends as soon as it comes to a rank or a switch that is able, and
-        # another begins there.
+        # Breadth first. A route ends as soon as it reaches a rank or an able switch, and another
+        # begins there.
         for way in ways:
             for v in near.get(way[-1], ()):
                 if v in able and v not in found:
@@ -103,7 +104,7 @@ class NetworkTree:
                 elif v not in able and (way[0], v) not in passed:
                     passed.add((way[0], v))
                     ways.append((*way, v))
-        # Switches from which nothing goes on are left out, from the last one in.
+        # Switches without further routes are left out, from the last one on.
         routes = [route for route in found.values() if route]
         for route in reversed(tuple(routes)):
             if route[-1] >= topology.num_ranks and all(r[0] != route[-1] for r in routes):
@@ -120,7 +121,7 @@ class NetworkTree:
         return [Leg(route, brought[route[0]]) for route in self.routes]
 
     def branching(self) -> list[int]:
-        """The vertices with more than one route to go on by, in the order of the routes."""
+        """The vertices with more than one onward route, in the order of the routes."""
         starts = Counter(route[0] for route in self.routes)
         return [v for v, count in starts.items() if count > 1]
 
@@ -131,7 +132,7 @@ class Leg:
 
     Attributes:
         route: its vertices.
-        before: the leg that brings the data to where this one begins, -1 at the root.
+        before: the leg that brings the data to the start of this one, -1 at the root.
     """
 
     route: tuple[int, ...]
@@ -151,29 +152,28 @@ def simulate_in_network(
 ) -> MessageTimes:
     """Time a collective of all ranks over trees through switches that copy and add.
 
-    A switch receives each segment of a tree once and sends it over every route that goes on from
-    it; of a sum, it sends the total once, after all terms have arrived. Links serve first come,
-    first served; between two vertices the fastest of parallel ones is taken. Copying and adding
-    take no time.
+    A switch receives each segment of a tree once and sends it over every route from it; it sends a
+    sum once, after all terms have arrived. Links serve first come, first served; between two
+    vertices the fastest of parallel links is taken. Copying and adding take no time.
 
     Args:
-        topology: the network, whose ``in_network`` says what its switches can do.
+        topology: the network, whose ``in_network`` tells the abilities of its switches.
         kind: "all_gather", "reduce_scatter", "all_reduce", "broadcast" or "reduce".
-        trees: trees over all ranks. Of an all_gather or reduce_scatter they are rooted at every
-            rank, of a broadcast or reduce at one. Sums go backwards, each route from its end to its
-            start.
+        trees: trees over all ranks. For an all_gather or reduce_scatter they are rooted at every
+            rank, for a broadcast or reduce at one. Sums go backwards, from the end to the start of
+            each route.
         nbytes: bytes of a rank's buffer.
-        sums: of an all_reduce the trees that sum, a root and weight for each of ``trees``; the
-            same ones when None.
-        pieces: messages into which each tree's data is cut.
-        in_flight: pieces of a tree that are summed at the same time, at most; see
+        sums: for an all_reduce, the trees that sum, with the root and weight of each of ``trees``;
+            the same trees when None.
+        pieces: number of messages into which each tree's data is cut.
+        in_flight: the most pieces of a tree that are summed at the same time; see
             ``simulate_multicast``.
         model: the link model.
 
     Raises:
-        ScheduleError: another kind, trees that miss a rank or need a link that does not exist,
-            roots that are not the kind's, numbers out of range.
-        TopologyError: a switch that would copy or add and cannot, by number and name.
+        ScheduleError: the kind is another one, trees miss a rank or need a link that does not
+            exist, roots do not fit the kind, or numbers are out of range.
+        TopologyError: a switch must copy or add but cannot; the text has its number and name.
     """
     connected(topology)
     checks.choice(kind, TREE_KINDS, "kind", ScheduleError)
@@ -203,7 +203,7 @@ def simulate_in_network(
 def _checked(
     topology: Topology, kind: str, trees: Iterable[NetworkTree], name: str
 ) -> list[NetworkTree]:
-    """Trees that reach every rank over switches of the network, rooted as the kind has it."""
+    """The trees, if they reach every rank over switches, with roots that fit the kind."""
     n, found = topology.num_ranks, list(checks.members(trees, name, ScheduleError))
     for i, tree in enumerate(found):
         checks.instance(tree, NetworkTree, f"{name}[{i}]", ScheduleError)
@@ -273,18 +273,19 @@ def simulate_multicast(
     Args:
         flow: a forest in which every rank has an equal shard. For sums, of the transposed network.
         nbytes: bytes of a rank's buffer.
-        switches: vertices of the switches that are used so, or True for all that can.
-        kind: "all_gather"; "reduce_scatter", the trees run backwards; or "all_reduce", both, each
-            segment going down as soon as it is summed: the links must then exist both ways.
-        pieces: messages into which each tree's load is cut.
-        in_flight: pieces of a tree that are summed at the same time, at most.
+        switches: vertices of the switches that are used in this way, or True for all that can.
+        kind: "all_gather"; "reduce_scatter", with the trees run backwards; or "all_reduce", both,
+            where each segment goes down as soon as it is summed, so that links must exist both
+            ways.
+        pieces: number of messages into which each tree's load is cut.
+        in_flight: the most pieces of a tree that are summed at the same time.
         model: the link model.
 
     Raises:
-        ScheduleError: another kind, fewer than one segment or one in flight, shards of unequal
-            weight, no data, or an all_reduce on links that exist one way only.
-        TopologyError: a vertex is not a switch, or a switch that cannot do what the kind takes, by
-            ``Topology.in_network``.
+        ScheduleError: the kind is another one, there is less than one segment or one in flight,
+            shards have unequal weights, there are no data, or an all_reduce is on one-way links.
+        TopologyError: a vertex is not a switch, or a switch cannot copy or add as the kind needs,
+            by ``Topology.in_network``.
     """
     checks.choice(kind, FOREST_KINDS, "kind", ScheduleError)
     checks.instance(flow, TreeFlow, "flow", ScheduleError)
@@ -293,7 +294,7 @@ def simulate_multicast(
     collective = flow.collective(pieces)
     if collective.traits is not ALL_GATHER:
         raise ScheduleError(f"these trees carry {collective}; multicast is timed for all ranks")
-    # A forest for sums is of the transposed network, whose switches copy where this one's add.
+    # A forest for sums is one of the transposed network, whose switches copy where this one's add.
     network = flow.topology if KINDS[kind].copies else flow.topology.transpose()
     able = _able(network.in_network, kind)
     given = (able if switches else ()) if isinstance(switches, bool) else switches
@@ -314,7 +315,7 @@ def simulate_multicast(
 
 
 def _able(does: InNetwork, kind: str) -> set[int]:
-    """The switches that can do what a kind takes."""
+    """The switches with the abilities that a kind needs."""
     able = set(does.either)
     if kind in COPYING:
         able &= set(does.copying)
@@ -330,7 +331,7 @@ def _legs(flow: TreeFlow, tree: int, capable: set[int]) -> list[Leg]:
     for edge in flow.edge[flow.tree_ptr[tree] : flow.tree_ptr[tree + 1]].tolist():
         path = list(flow.edges.path(edge))
         route = [int(flow.topology.src[path[0]]), *(int(flow.topology.dst[e]) for e in path)]
-        # A segment that has come to a capable switch is not sent to it a second time.
+        # A segment that has reached a capable switch is not sent to it a second time.
         start = max(
             i for i, v in enumerate(route[:-1]) if i == 0 or (v in brought and v in capable)
         )
@@ -349,12 +350,12 @@ def _timed(
     window: tuple[int, int],
     model: LinkModel,
 ) -> MessageTimes:
-    """Segments of trees: up as sums, then down as copies, either of which may be no leg at all.
+    """Time segments of trees, which go up as sums, then down as copies; either may have no legs.
 
     Args:
         up, down: the legs of each tree.
         shares: bytes of a segment of each tree.
-        window: segments, and how many of a tree are summed at the same time at most.
+        window: number of segments, and the most of a tree that are summed at the same time.
     """
     pieces, in_flight = window
     count = pieces * sum(map(len, (*up, *down)))
@@ -363,8 +364,8 @@ def _timed(
             f"{pieces} pieces would be {count} messages; at most {_MOST_MESSAGES} are timed"
         )
     messages: list[Message] = []
-    # By segment and tree: the messages that bring the root its sum, which the segment of the next
-    # window of bounded buffers waits for.
+    # The messages, by segment and tree, that bring the root its sum. With bounded buffers, the
+    # segment of the next window waits for them.
     summed: list[list[tuple[int, ...]]] = []
     for segment in range(pieces):
         waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(up)
@@ -398,7 +399,7 @@ def _sums(legs: list[Leg], share: Fraction, at: int, wait: tuple[int, ...]) -> l
     for i, leg in enumerate(legs):
         if leg.before >= 0:
             after[leg.before].append(at + last - i)
-    # Leg i runs backwards when every leg after it has.
+    # Leg i runs backwards after every leg that follows it.
     return [
         Message(legs[i].route[::-1], share, after=tuple(after[i]) or wait)
         for i in range(last, -1, -1)

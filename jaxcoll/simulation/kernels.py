@@ -1,20 +1,20 @@
 """The simulator's loops: links that serve messages in order, by a heap of arrivals.
 
 A hop's arrival at the queue of its link is an event (time, message). Events are taken in order of
-time and, at the same time, of message number, so a link serves first come, first served and the
-moment of service is known as soon as the event is taken. Two messages of 1 s that reach a link of
-no latency at 0 s and 0.5 s start at 0 s and 1 s, and arrive at 1 s and 2 s.
+time and, at the same time, of message number, so a link serves first come, first served, and the
+moment of service is known as soon as the event is taken. For example, two messages of 1 s that
+reach a link without latency at 0 s and 0.5 s start at 0 s and 1 s, and arrive at 1 s and 2 s.
 
-Four runs share this, from the plainest on. ``run_direct``: every message is one hop, so that no
+Four runs share this, in order of complexity. ``run_direct``: every message is one hop, so that no
 heap is needed. ``run_routed``: a schedule over several links, whose messages also wait for their
-place on the first. ``run_messages``: any traffic, with messages that wait for others.
-``run_events``: the same in the order of another simulator, ASTRA-sim's.
+place on the first link. ``run_messages``: any traffic, with messages that wait for others.
+``run_events``: the same in the order of another simulator, ASTRA-sim.
 
-A run says who may start when; how long a message takes is read from its hop, or said by a law at
-the moment when it starts (``_settle``, ``link_models.py``).
+A run decides when messages may start. The duration of a message is read from its hop, or computed
+by a law at the moment when it starts (``_settle``, ``link_models.py``).
 
-A kernel takes so many events in a call that it ends in a few tenths of a second, and goes on in the
-next one: Python handles signals between two calls.
+A call of a kernel handles as many events as take a few tenths of a second, and the next call
+continues: Python handles signals between two calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import spans
 
 _NONE = -1
-# Of a call, which takes a few tenths of a second; Python handles signals between two.
+# The most events of a call, which takes a few tenths of a second; Python handles signals between
+# calls.
 _EVENTS_AT_ONCE = 1 << 18
 _SENDS_AT_ONCE = 1 << 20  # the same, of runs that need no heap
-# Pairs of a rank and a chunk of which each is a place, 256 MiB; and the most that have a number.
+# The most pairs of a rank and a chunk that are all places, 256 MiB; and the most that have a
+# number.
 _MOST_PAIRS, _MOST_NUMBERED = 1 << 26, (1 << 31) - 2
 
 
@@ -39,10 +41,10 @@ class Hops(NamedTuple):
     """The links that every message crosses, in order.
 
     Attributes:
-        ptr: hops of message m are ``ptr[m]..ptr[m + 1] - 1``.
+        ptr: message m has the hops ``ptr[m]..ptr[m + 1] - 1``.
         link: link of each hop.
-        case: the size and speed of each hop, by number: few of a network, so that a hop's time is
-            read from two short columns instead of two that grow with the run.
+        case: number of the size and speed of each hop. A network has few of these, so a hop's time
+            is read from two short columns instead of two that grow with the run.
         busy: ticks that a hop of each case occupies its link.
         delay: ticks from the start of a hop of each case to its arrival at the link's end.
     """
@@ -55,12 +57,12 @@ class Hops(NamedTuple):
 
 
 class HopsByLaw(NamedTuple):
-    """Hops whose times a law says when they start: each is a case of its own.
+    """Hops whose times a law computes when they start; each hop is a separate case.
 
     Attributes:
-        ptr, link: as of ``Hops``.
-        case: of each hop its own number.
-        busy, delay: of each hop; filled as the hops start.
+        ptr, link: as in ``Hops``.
+        case: the number of each hop itself.
+        busy, delay: ticks of each hop, filled as the hops start.
         what: the size and speed of each hop, by number.
         nbytes, serial, alpha: bytes of each of these, and the ticks of bytes / bandwidth and alpha.
     """
@@ -81,7 +83,7 @@ class Waits(NamedTuple):
 
     Attributes:
         release: earliest time of each message, ticks; raised in place by those it waits for.
-        pending: messages that each waits for; counted down in place.
+        pending: number of messages that each waits for; counted down in place.
         ptr, after: the messages that wait for m are ``after[ptr[m]:ptr[m + 1]]``.
     """
 
@@ -92,11 +94,11 @@ class Waits(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where each send takes its chunk and where it brings it: numbers of (rank, chunk) pairs.
+    """The places from which sends take chunks and to which they bring them: (rank, chunk) pairs.
 
     Attributes:
         have, get: the place of each send's chunk at its source and at its destination, int32.
-        count: places in all; the last is of chunks that never arrive where they are sent from.
+        count: number of places; the last one is for chunks that never arrive at their senders.
     """
 
     have: np.ndarray
@@ -108,9 +110,9 @@ class Queues(NamedTuple):
     """Messages of a schedule, by the link they cross first, and the chunks they carry.
 
     Attributes:
-        message_ptr: sends of message m are ``message_ptr[m]..message_ptr[m + 1] - 1``.
-        have, get: as of ``Places``.
-        needed: arrivals of its chunk that each send waits for, from ``arrivals_needed``.
+        message_ptr: message m has the sends ``message_ptr[m]..message_ptr[m + 1] - 1``.
+        have, get: as in ``Places``.
+        needed: number of arrivals of its chunk that each send waits for, by ``arrivals_needed``.
         dst: destination rank of each message.
         ptr, message: messages of first link q, in schedule order: ``message[ptr[q]:ptr[q + 1]]``.
         out_ptr, out: the links out of rank r: ``out[out_ptr[r]:out_ptr[r + 1]]``.
@@ -132,7 +134,7 @@ class _Traffic(NamedTuple):
 
     Attributes:
         hop: the hop that each message takes next.
-        free: when each link is free again, ticks.
+        free: the tick when each link is free again.
         behind: the message behind each on the link that both are on, or -1.
         last: the last message on each link, or -1.
         times, events: the heap of arrivals: of the first message on each link, and of messages
@@ -153,11 +155,11 @@ class _Replay(NamedTuple):
     """The state of a replay.
 
     Attributes:
-        head: next message of each first link that has not joined the link's queue.
+        head: the next message of each first link that has not joined the link's queue.
         is_shared: whether each link also serves messages that other links bring.
-        arrived: arrivals at every place.
-        lacks: the place that the next message of each first link waits for, or -1. So few messages
-            wait at a time that a column of places is not needed.
+        arrived: number of arrivals at every place.
+        lacks: the place that the next message of each first link waits for, or -1. Few messages
+            wait at a time, so a column of places is not needed.
     """
 
     head: np.ndarray
@@ -168,25 +170,25 @@ class _Replay(NamedTuple):
 
 @kernel(cache=True, nogil=True, inline="always")
 def _settle(hops, h, ready, begin):
-    """Say how long a hop takes that starts now: its case has said so.
+    """Compute the duration of a hop that starts now; here its case has it already.
 
-    Another function stands here in the runs of a link model with a law (``link_models.py``).
+    The runs of a link model with a law have another function in this place (``link_models.py``).
 
     Args:
-        ready: when the message came to the queue of the link, ticks.
-        begin: when it starts, ticks.
+        ready: the tick when the message came to the queue of the link.
+        begin: the tick when it starts.
     """
 
 
 def places_of(src, dst, chunk, ranks, chunks):
     """The places of some sends.
 
-    Every (rank, chunk) pair is a place, unless these are many more than sends bring anything to: an
+    Every (rank, chunk) pair is a place, unless there are many more pairs than receiving ones: an
     all_to_all of 1,024 ranks has 2**30 pairs, and a million sends.
 
     Args:
-        src, dst, chunk: of each send.
-        ranks, chunks: how many there are.
+        src, dst, chunk: ends and chunk of each send.
+        ranks, chunks: the number of ranks and chunks.
     """
     pairs = ranks * chunks
     if pairs <= max(_MOST_PAIRS, min(4 * len(chunk), _MOST_NUMBERED)):
@@ -200,11 +202,11 @@ def places_of(src, dst, chunk, ranks, chunks):
 
 @kernel(cache=True, nogil=True)
 def _places_brought_to(src, dst, chunk, last, ranks, have, get):
-    """Number the pairs that sends bring something to; how many they are.
+    """Number the pairs to which sends bring chunks, and return their count.
 
     Args:
-        last: zeros, one per chunk and one more, scratch.
-        have, get: filled.
+        last: zeros, one per chunk and one more; scratch.
+        have, get: filled with numbers of pairs.
     """
     for i in range(len(chunk)):
         last[chunk[i] + 1] += 1
@@ -233,11 +235,11 @@ def _places_brought_to(src, dst, chunk, last, ranks, have, get):
 
 
 def run_direct(message_ptr, places, hops, free, available, start):
-    """Schedule on a network where every message is one hop.
+    """Run a schedule on a network where every message is one hop.
 
     No message waits behind another's transit, so one pass in schedule order is the whole
-    simulation: a message starts when its link is free and its chunks have arrived. A law is not
-    asked here, for the pass does not tell when a message came to its queue.
+    simulation: a message starts when its link is free and its chunks have arrived. Laws are not
+    called here, because the pass does not know when a message came to its queue.
 
     Args:
         hops: one per message.
@@ -254,7 +256,7 @@ def _run_direct(begin, end, message_ptr, have, get, hops, free, available, start
     for m in range(begin, end):
         first, last, link = message_ptr[m], message_ptr[m + 1], hops.link[m]
         t = free[link]
-        # A sum is complete with its last contribution, so a chunk is available when the latest part
+        # A sum is complete with its last contribution, so a chunk is available when its latest part
         # is.
         for i in range(first, last):
             t = max(t, available[have[i]])
@@ -266,7 +268,7 @@ def _run_direct(begin, end, message_ptr, have, get, hops, free, available, start
 
 
 def arrivals_needed(step_ptr, places):
-    """For each send, how many arrivals of its chunk at its source stand in earlier steps."""
+    """For each send, the number of arrivals of its chunk at its source in earlier steps."""
     arrived, needed = np.zeros(places.count, np.int32), np.zeros(len(places.have), np.int32)
     for first, last in spans(step_ptr, _SENDS_AT_ONCE):
         some = step_ptr[first : last + 1]
@@ -278,14 +280,15 @@ def arrivals_needed(step_ptr, places):
 def _arrivals_needed(step_ptr, have, get, arrived, needed):
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
-            # First all that read, then all that arrive: a step's sends do not wait for one another.
+            # First all sends are read, then all arrivals count: a step's sends do not wait for one
+            # another.
             needed[i] = arrived[have[i]]
         for i in range(step_ptr[t], step_ptr[t + 1]):
             arrived[get[i]] += 1
 
 
 def run_routed(queues, hops, num_links, arrived, start):
-    """Schedule whose messages cross several links.
+    """Run a schedule whose messages cross several links.
 
     A message joins the queue of its first link when its chunks have arrived and the message before
     it in the schedule on that link has joined; further links serve messages in order of arrival.
@@ -298,8 +301,8 @@ def run_routed(queues, hops, num_links, arrived, start):
     every one is served.
     """
     traffic = _traffic(hops, num_links, start)
-    # A link that only starts messages serves them in the order of the schedule, by itself. One that
-    # others pass through too needs the order of arrival, which the heap tells.
+    # A link that only starts messages serves them in the order of the schedule, without a heap. A
+    # link that other messages pass through needs the order of arrival, which the heap provides.
     further = np.ones(len(hops.link), np.bool_)
     further[hops.ptr[:-1]] = False
     is_shared = np.zeros(num_links, np.bool_)
@@ -307,8 +310,8 @@ def run_routed(queues, hops, num_links, arrived, start):
     lacks = np.full(num_links, _NONE, np.int64)
     replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, lacks)
     size = _join_all(queues, replay, hops, traffic)
-    # A kernel runs without Python, which handles signals only between calls: so many events at a
-    # time keep Ctrl-C prompt.
+    # A kernel runs without Python, which handles signals only between calls. Limited calls keep
+    # Ctrl-C prompt.
     while size:
         size = _run_routed(queues, replay, hops, traffic, size)
 
@@ -329,9 +332,8 @@ def _run_routed(queues, replay, hops, traffic, size):
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
             place = queues.get[i]
             replay.arrived[place] += 1
-            # Only links that wait for this very chunk are asked: each link remembers the one place
-            # that its head lacks, so that an arrival costs a look at the links out of the rank and
-            # no search.
+            # Each link remembers the one place that its head lacks, so an arrival costs a
+            # comparison per link out of the rank, without a search.
             for j in range(queues.out_ptr[rank], queues.out_ptr[rank + 1]):
                 q = queues.out[j]
                 if replay.lacks[q] == place:
@@ -341,7 +343,7 @@ def _run_routed(queues, replay, hops, traffic, size):
 
 @kernel(cache=True, nogil=True)
 def _join_all(queues, replay, hops, traffic):
-    """Let the first messages of all links join; how many events are to come."""
+    """Let the first messages of all links join; returns the number of pending events."""
     size = 0
     for q in range(len(replay.head)):
         size = _join(q, 0, queues, replay, hops, traffic, size)
@@ -349,7 +351,7 @@ def _join_all(queues, replay, hops, traffic):
 
 
 def _traffic(hops, num_links, start):
-    """No message on any link."""
+    """The traffic without any message on a link."""
     count = len(hops.ptr) - 1
     behind, last = np.full(count, _NONE, np.int64), np.full(num_links, _NONE, np.int64)
     times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
@@ -367,10 +369,10 @@ def _take(m, hops, traffic, size):
     if following == _NONE:
         traffic.last[hops.link[h]] = _NONE
         return heap.pop(traffic.times, traffic.events, 0, size)
-    # Messages arrive at the end of a link in the order of their service, for each starts when the
-    # one before it has left the link. So the heap holds only the first on every link: it is as
-    # small as the network, however many messages are on their way, and this replaces its top
-    # instead of a pop and a push.
+    # Messages arrive at the end of a link in the order of their service, since each starts when the
+    # one before it has left the link. So the heap holds only the first message on every link. It is
+    # as small as the network, however many messages are on their way, and replacing its top avoids
+    # a pop and a push.
     traffic.behind[m] = _NONE
     g = traffic.hop[following] - 1
     arrival = traffic.start[g] + hops.delay[hops.case[g]]
@@ -383,7 +385,7 @@ def _serve(m, now, hops, traffic, size):
     """Let a message take its next hop as soon as the link is free."""
     h = traffic.hop[m]
     link = hops.link[h]
-    # First come, first served: events are taken in order of time, so whoever asks first has the
+    # First come, first served: events are taken in order of time, so the first to ask gets the
     # link.
     begin = max(now, traffic.free[link])
     _settle(hops, h, now, begin)
@@ -403,7 +405,7 @@ def _serve(m, now, hops, traffic, size):
 def _join(q, now, queues, replay, hops, traffic, size):
     """Let messages of link q join its queue in order, until one lacks a chunk and waits for it.
 
-    Where nobody else joins, the order in the queue is that of the schedule, and they are served.
+    If no other message joins, the order in the queue is that of the schedule, and they are served.
     """
     # Only the head waits: the schedule orders the messages of a first link, and one that is ready
     # must not overtake another that is not.
@@ -424,7 +426,7 @@ def _join(q, now, queues, replay, hops, traffic, size):
 
 
 def run_messages(waits, hops, num_links, start, end):
-    """Any traffic: messages with release times that wait for other messages.
+    """Run any traffic: messages with release times that wait for other messages.
 
     Args:
         start: filled with the start of each hop, ticks.
@@ -444,9 +446,9 @@ def run_messages(waits, hops, num_links, start, end):
 
 
 def _released(waits, times):
-    """The messages that wait for none, and their order by release: the first of the times.
+    """The messages that wait for no other, sorted by release.
 
-    Sorted times are a heap as they stand.
+    Sorted times are already a heap.
     """
     ready = np.flatnonzero(waits.pending == 0)
     release = waits.release[ready]
@@ -457,7 +459,7 @@ def _released(waits, times):
 
 @kernel(cache=True, nogil=True)
 def _run_messages(waits, hops, traffic, end, size):
-    """Take some events; how many are to come, and how many messages arrived."""
+    """Handle some events; returns the number of pending events, and of arrived messages."""
     done = taken = 0
     while size and taken < _EVENTS_AT_ONCE:
         taken += 1
@@ -489,10 +491,10 @@ class _Served(NamedTuple):
     """Messages on links that serve them one by one.
 
     Attributes:
-        subject: what each event is about, by its number: a message, or -1 - a link.
+        subject: the subject of each event by its number: a message, or -1 - a link.
         times, events: the heap of events.
         is_busy: whether each link carries a message.
-        first, last: of the queue of each link, or -1.
+        first, last: first and last message in the queue of each link, or -1.
         behind: the message behind each in the queue of a link, or -1.
         hop: the hop that each message takes next.
     """
@@ -510,10 +512,10 @@ class _Served(NamedTuple):
 def run_events(waits, hops, num_links, start, end):
     """As ``run_messages``, with events at the same time in the order in which they were pushed.
 
-    The events of ASTRA-sim's congestion-aware analytical backend: a message arrives at a vertex, or
-    is injected; a link becomes free. A message that starts pushes its arrival at the link's end,
-    then the moment at which its link is free; a link that becomes free starts the first message of
-    its queue. An event is its number, so that the heap of (time, number) keeps that order.
+    These are the events of ASTRA-sim's congestion-aware analytical backend: a message arrives at a
+    vertex, or is injected; a link becomes free. A message that starts pushes its arrival at the
+    link's end, then the moment at which its link is free; a link that becomes free starts the first
+    message of its queue. Events are numbered, so that the heap of (time, number) keeps that order.
     """
     count, ahead = len(waits.release), len(waits.release) + num_links + 1
     state = _Served(
@@ -557,7 +559,7 @@ def _run_events(waits, hops, state, start, end, size, number):
             continue
         if m >= 0:
             on = hops.link[hop[m]]
-            start[hop[m]] = now  # until it starts: when it came
+            start[hop[m]] = now  # its arrival, until it starts
             if is_busy[on]:
                 _queue(m, on, first, last, behind)
                 continue
@@ -572,8 +574,8 @@ def _run_events(waits, hops, state, start, end, size, number):
         _settle(hops, h, start[h], now)
         start[h], is_busy[on], hop[m] = now, True, h + 1
         subject[number], subject[number + 1] = m, -1 - on
-        # The arrival is numbered before the moment at which the link is free, as ASTRA-sim pushes
-        # them: of events at the same time the lower number is first.
+        # The arrival gets its number before the moment at which the link is free, in the order of
+        # ASTRA-sim: of events at the same time the lower number is first.
         size = heap.push(times, events, 0, size, now + hops.delay[hops.case[h]], number)
         size = heap.push(times, events, 0, size, now + hops.busy[hops.case[h]], number + 1)
         number += 2

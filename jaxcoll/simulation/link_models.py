@@ -1,19 +1,19 @@
 """Link models: how long a message occupies a link, and when it arrives at the link's end.
 
-Two rows stand here, after the simulators they come from. They are linear: a message's serial time
-(bytes / bandwidth) and the link's alpha say everything, so that a run reads two numbers per size
-and speed. A model of one's own has a law, which is asked at the moment when a message starts on a
-link, and may look at how long the message has waited. Where a message that waited takes a link for
+Two models are defined here, named after the simulators they come from. They are linear: a message's
+serial time (bytes / bandwidth) and the link's alpha determine its times, so that a run reads two
+numbers per size and speed. A user's own model has a law, which is called when a message starts on a
+link, and may depend on how long the message has waited. If a message that waited takes a link for
 twice its time,
 
     def doubled(link, nbytes, serial, alpha, ready, start):
         busy = 2 * serial if start > ready else serial
         return busy, busy + alpha
 
-two of 1 s that come to a link of no alpha at 0 s arrive at 1 s and at 3 s by
+two messages of 1 s that come to a link without alpha at 0 s arrive at 1 s and at 3 s by
 ``LinkModel("doubled", law=doubled)``.
 
-Who may start when is decided by the runs in ``kernels.py``, whatever the model.
+The runs in ``kernels.py`` decide when messages may start, for all models.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from jaxcoll.topology import Topology
 
 Law = Callable[[int, float, int, int, int, int], tuple[int, int]]
 
-# Of a law's clock: how much finer its ticks are than they must be, so that a law rounds to a
-# thousandth, and how many times as long as all linear times together its run may take.
+# Room in a law's clock: the factor by which its ticks are finer than necessary, so that a law
+# rounds to a thousandth, and by which its run may exceed the sum of all linear times.
 _ROOM = 2**10
-# What a law that runs as Python may raise. Compiled, it raises Numba's errors too.
+# Errors that a law may raise as Python. Compiled, it may raise Numba's errors too.
 _OF_A_LAW = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 _MOST_CHARACTERS = 60  # of a name
 
 
 class Durations(NamedTuple):
-    """How long messages take on links, by size and speed alone.
+    """Durations of messages on links, by size and speed alone.
 
     Attributes:
         clock: the unit of time.
-        case: of each hop the number of its size and speed.
-        nbytes: bytes of each case, heads of packets included.
-        busy, delay: ticks for which a message occupies a link, and until it arrives, per case; of a
-            model with a law, those without alpha and with it.
+        case: number of the size and speed of each hop.
+        nbytes: bytes of each case, including heads of packets.
+        busy, delay: ticks for which a message occupies a link, and until it arrives, per case; for
+            a model with a law, the ticks without alpha and with it.
     """
 
     clock: Clock
@@ -68,37 +68,38 @@ class Durations(NamedTuple):
 class LinkModel:
     """How long a message occupies a link, and how long after its start it arrives.
 
-    Whatever takes ``model=`` takes the name of one of ``LINK_MODELS``, or a model itself.
+    An argument ``model=`` is the name of one of ``LINK_MODELS``, or a model itself.
 
-    A model of one's own has a law, ``law(link, nbytes, serial, alpha, ready, start)``, and the
-    simulator's loops are compiled around it as soon as that pays. It is called once for each
-    message on each link, in the order in which messages start, and should only compute: compiled
-    it has no other effect. All times are integers of one unit, the tick, of which the shortest time
-    has a thousand where that fits 62 bits. It is given
+    A user's own model has a law, ``law(link, nbytes, serial, alpha, ready, start)``, and the
+    simulator's loops are compiled around it as soon as that pays. The law is called once for each
+    message on each link, in the order in which messages start, and should only compute, since it
+    has no other effect when compiled. All times are integers in ticks; the shortest time has a
+    thousand ticks if that fits 62 bits. The arguments are
 
     - ``link``: the number of the link; ``nbytes``: bytes of the message, a float;
     - ``serial``: ticks of bytes / bandwidth; ``alpha``: ticks of the link's latency;
-    - ``ready``: when the message came to the queue of the link, and ``start``: when it starts
+    - ``ready``: the tick when the message came to the queue of the link, and ``start``: the tick
+      when it starts.
 
-    and returns two integers ``(busy, delay)``: ticks from ``start`` for which the link is busy, and
-    ticks from ``start`` until the message is at the link's end. No message may overtake another on
-    a link.
+    The law returns two integers ``(busy, delay)``: ticks from ``start`` for which the link is busy,
+    and ticks from ``start`` until the message is at the link's end. No message may overtake another
+    on a link.
 
     Attributes:
-        name: in results, files and pages.
-        law: a function that Numba can compile, or that it has compiled; None of a linear model.
-        alpha_occupies: of a linear model, whether alpha occupies the link too, beside the bytes.
-            The message arrives a serial time and alpha after its start in any case.
-        ties_as_pushed: of messages that come to a link at the same time in ``simulate_messages``,
-            whether the first is the one whose event ASTRA-sim would push first, so that its figures
-            are met to the tick; otherwise the first is the one that is listed first.
-        network: for a law that takes less time somewhere than bytes / bandwidth, or than that and
-            alpha: a function from a network to one of the same links, which is nowhere slower than
-            the law. Bounds of schedules by this model are bounds on that network.
+        name: name of the model in results, files and pages.
+        law: a function that Numba can compile, or has compiled; None for a linear model.
+        alpha_occupies: for a linear model, whether alpha occupies the link in addition to the
+            bytes. In any case the message arrives a serial time plus alpha after its start.
+        ties_as_pushed: whether, of messages that come to a link at the same time in
+            ``simulate_messages``, the one whose event ASTRA-sim would push first goes first, so
+            that its figures are met to the tick; otherwise the one that is listed first goes first.
+        network: needed for a law that takes less time on some link than bytes / bandwidth, or than
+            that plus alpha: a function from a network to one with the same links that is nowhere
+            slower than the law. Bounds of schedules by this model are bounds on that network.
 
     Raises:
-        ScheduleError: a name of no character, of more than 60, or of several lines; something else
-            than a function as law or network; ``alpha_occupies`` beside a law, or a network without
+        ScheduleError: the name is empty, has more than 60 characters or several lines; law or
+            network is not a function; ``alpha_occupies`` is given with a law, or a network without
             one.
     """
 
@@ -134,15 +135,15 @@ class LinkModel:
 
     @property
     def is_linear(self) -> bool:
-        """Whether bytes and speed alone say how long a message takes.
+        """Whether bytes and speed alone determine the time of a message.
 
-        Only then does a link's number change nothing: a law may know that of one that is worn out.
+        Only then is a link's number irrelevant: a law may single out a link that is worn out.
         """
         return self.law is None
 
     @property
     def digest(self) -> str:
-        """What tables on disk tell the model by: its name, and its functions as written."""
+        """The key of the model in tables on disk: its name, and the source of its functions."""
         functions = [each for each in map(_function, (self.law, self.network)) if each is not None]
         if not functions:
             return self.name
@@ -161,9 +162,9 @@ class LinkModel:
         """The clock of a run, and its durations by size and speed.
 
         Args:
-            cases: of each size on links of a speed, its bytes, bytes / bandwidth and alpha.
-            case: the number of each hop's.
-            hops: how many hops each has.
+            cases: bytes, bytes / bandwidth and alpha of each size on links of a speed.
+            case: number of the case of each hop.
+            hops: number of hops of each case.
         """
         nbytes, serials, alphas = ([one[i] for one in cases] for i in range(3))
         # A linear run takes no longer than all its hops one after another.
@@ -181,7 +182,7 @@ class LinkModel:
         return 1 if self.is_linear else _ROOM
 
     def with_releases(self, found: Durations, releases: list[Fraction]) -> Durations:
-        """The same durations on a clock on which the release times are whole ticks too."""
+        """The same durations on a clock in which the release times are also integer ticks."""
         clock, busy, delay = found.clock, found.busy, found.delay
         spans = [Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}]
         total = int(delay[found.case].sum()) * clock.tick + max(releases)
@@ -195,10 +196,10 @@ class LinkModel:
         return found._replace(clock=clock, busy=rescale(busy), delay=rescale(delay))
 
     def hops(self, ptr: np.ndarray, link: np.ndarray, found: Durations) -> Hops | HopsByLaw:
-        """The hops of a run, before it: with their times, or with the arguments of a law.
+        """The hops for a run, with their times, or with the arguments of a law.
 
         Args:
-            ptr, link: as of ``Hops``.
+            ptr, link: as in ``Hops``.
         """
         if self.is_linear:
             return Hops(ptr, link, found.case, found.busy, found.delay)
@@ -210,15 +211,15 @@ class LinkModel:
 
     @property
     def loops(self) -> Any:
-        """The runs of ``kernels``, which ask the law if there is one."""
+        """The runs of ``kernels``, which call the law if there is one."""
         return kernels if self.law is None else _loops_of(self.law)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Within this context what a law raises, or Numba while it compiles it, is refused.
+        """A context that turns errors of the law, or of Numba compiling it, into one error.
 
         Raises:
-            ScheduleError: with the name of the model and the text of the error.
+            ScheduleError: the law failed; with the name of the model and the text of the error.
         """
         try:
             yield
@@ -226,7 +227,7 @@ class LinkModel:
             is_numba = type(error).__module__.startswith("numba.")
             if self.is_linear or not (is_numba or isinstance(error, _OF_A_LAW)):
                 raise
-            # Of Numba's many lines the last that says why.
+            # The last of Numba's many lines that tells the reason.
             said = " ".join(str(error).rpartition("frontend)")[2].split())
             raise ScheduleError(
                 f"the law of link model {self.name!r} failed, {type(error).__name__}: {said:.300}; "
@@ -237,14 +238,14 @@ class LinkModel:
     def answered(
         self, topology: Topology, hops: Hops | HopsByLaw, found: Durations, start: np.ndarray
     ) -> Hops:
-        """The hops of a run after it, once a law has said what it may.
+        """The hops after a run, if the answers of the law are allowed.
 
         Args:
-            start: of each hop, ticks.
+            start: start of each hop, ticks.
 
         Raises:
-            ScheduleError: a law that was faster than bounds allow, that let a message overtake
-                another, or slower than a run may last; it names the message and the link.
+            ScheduleError: the law was faster than bounds allow, let a message overtake another, or
+                was slower than a run may last; the text names the message and the link.
         """
         if isinstance(hops, Hops):
             return hops
@@ -254,17 +255,18 @@ class LinkModel:
             least_delay = found.delay[found.case]
         else:
             least_busy, least_delay = _least(self.bounded_by(topology), hops.link, found)
-        # In floats, in which nothing wraps around. The first sum that does not fit is of a start
-        # that does, so that it is found although later starts are of numbers that wrapped.
+        # Floats do not wrap around. The first sum that does not fit belongs to a start that does
+        # fit, so it is found although later starts may be numbers that wrapped.
         end = start.astype(float) + np.maximum(busy, delay)
         wrong = (busy < least_busy) | (delay < least_delay) | (end >= HORIZON)
         if not wrong.any():
-            # The loops take messages from a link as they were put on it, as any wire does.
+            # The loops take messages from a link in the order in which they were put on it, like
+            # any wire.
             order = np.lexsort((start, hops.link))
             link, arrival = hops.link[order], (start + delay)[order]
             wrong[order[1:]] = (link[1:] == link[:-1]) & (arrival[1:] < arrival[:-1])
         if wrong.any():
-            # The first that started: the others may be its consequences.
+            # The first that started is reported, since the others may be its consequences.
             at = np.flatnonzero(wrong)
             begun = np.where(start[at] < 0, HORIZON, start[at])
             self._refuse(int(at[np.argmin(begun)]), hops, start, (least_busy, least_delay))
@@ -302,10 +304,10 @@ class LinkModel:
     # ------------------------------------------------------------------ bounds
 
     def bounded_by(self, topology: Topology) -> Topology:
-        """The network whose bounds no run on ``topology`` beats by this model; mostly itself.
+        """The network, usually ``topology``, whose bounds no run by this model beats.
 
         Raises:
-            ScheduleError: the model's ``network`` gave none, or one of other links.
+            ScheduleError: the model's ``network`` did not return a network with the same links.
         """
         if self.network is None:
             return topology
@@ -344,11 +346,11 @@ MODELS = tuple(LINK_MODELS)
 
 
 def link_model(given: str | LinkModel, error: type[JaxcollError] = ScheduleError) -> LinkModel:
-    """The model of a name, or a model itself.
+    """The model with a name, or a given model itself.
 
     Raises:
-        ScheduleError: or another ``error``: neither, or another model under a name of
-            ``LINK_MODELS``, whose results nobody could tell from those.
+        ScheduleError: (or another ``error``) the argument is neither, or is another model under a
+            name of ``LINK_MODELS``, whose results would be confused with those.
     """
     if not isinstance(given, LinkModel):
         if not isinstance(given, str) or given not in LINK_MODELS:
@@ -366,7 +368,7 @@ def link_model(given: str | LinkModel, error: type[JaxcollError] = ScheduleError
 
 
 def _function(law: Any) -> types.FunctionType | None:
-    """The Python function of a law, which may be compiled; None if it is none."""
+    """The Python function of a law, which may be compiled; None if it is not a function."""
     plain = law.__wrapped__ if isinstance(law, Kernel) else getattr(law, "py_func", law)
     return plain if isinstance(plain, types.FunctionType) else None
 
@@ -377,30 +379,30 @@ def _compiled(law: Any) -> Kernel:
 
 
 def _law(link, nbytes, serial, alpha, ready, start):
-    """In the place of a law, and itself one: that of "astra"."""
+    """A placeholder for a law, which is itself the law of "astra"."""
     return serial, serial + alpha
 
 
 def _settle(hops, h, ready, begin):
-    """In the place of ``kernels._settle``: ask the law."""
+    """The replacement for ``kernels._settle``, which calls the law."""
     i = hops.what[h]
-    # Integers of 64 bits, and a float, whoever runs it: Python would pass integers that never wrap
-    # around among others that do.
+    # The arguments are 64-bit integers and a float in both cases: Python would mix integers that
+    # never wrap around with others that do.
     busy, delay = _law(
         np.int64(hops.link[h]), hops.nbytes[i], hops.serial[i], hops.alpha[i],
         np.int64(ready), np.int64(begin),
     )  # fmt: skip
-    # Integers alone have this operation: a column of integers would cut fractions off in silence.
+    # Only integers have this operation: a column of integers would silently truncate fractions.
     hops.busy[h] = busy | 0
     hops.delay[h] = delay | 0
 
 
 @functools.lru_cache(maxsize=64)
 def _loops_of(law: Law) -> types.SimpleNamespace:
-    """The functions of ``kernels`` once more, in which ``_settle`` asks a law.
+    """Copies of the functions of ``kernels`` in which ``_settle`` calls a law.
 
-    Copies and no argument: whether a hop's time stands in a column or comes from a law is decided
-    when a loop is compiled, so that one without a law pays nothing for those that have one.
+    They are copies, instead of functions with an argument, because the source of a hop's time is
+    decided when a loop is compiled. So loops without a law pay nothing for those with one.
     """
     space = dict(vars(kernels))
 
@@ -411,8 +413,8 @@ def _loops_of(law: Law) -> types.SimpleNamespace:
 
     for name, value in vars(kernels).items():
         if isinstance(value, Kernel) and value.__module__ == kernels.__name__:
-            # Not kept on disk, where Numba tells functions by their own code alone, not by that of
-            # the functions they call: one law would be taken for another.
+            # Not cached on disk, where Numba identifies functions by their own code, not by that of
+            # the functions they call: one law would be mistaken for another.
             options = {**value.options, "cache": False}
             space[name] = kernel(**options)(in_space(value.__wrapped__))
         elif isinstance(value, types.FunctionType) and value.__module__ == kernels.__name__:

@@ -1,11 +1,11 @@
-"""Any traffic, timed message by message, and what forests leave out where switches multicast.
+"""Any traffic, timed message by message, and the traffic that forests save if switches multicast.
 
-A message has a route, a size, a release time, and others that it waits for.
+A message has a route, a size, a release time, and other messages that it waits for.
 
 A tree of ranks crosses a switch once per child: a root that sends to seven ranks behind one switch
-sends the same data into it seven times. A switch that can copy needs it once, as NVLink SHARP
-(NVLS) does. So every later edge of a tree that crosses such a switch begins there, and the links
-before it are spared. Sums are the same with all links reversed.
+sends the same data into it seven times. A switch that can copy, like one with NVLink SHARP (NVLS),
+needs the data once. So every later edge of a tree that crosses such a switch begins there, without
+the links before it. Sums are the same with all links reversed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from jaxcoll.trees import TreeFlow
 class Multicast:
     """Trees of a forest that branch inside switches.
 
-    The optimum stays what it is, since every rank must still receive every shard; links into
-    switches are relieved. Reversed, the same holds of aggregation: data that a switch sends on
-    once it then sums once.
+    The optimum does not change, since every rank must still receive every shard; links into
+    switches have less load. Reversed, the same holds for aggregation, where a switch sums once the
+    data that it sends on once.
 
     Attributes:
         switches: the capable switches.
-        load: trees on each link, as ``TreeFlow.load``, without what became redundant.
-        saved: what each link is spared.
+        load: number of trees on each link, as ``TreeFlow.load``, without redundant ones.
+        saved: the load that each link saves.
     """
 
     switches: tuple[int, ...]
@@ -50,14 +50,14 @@ class Multicast:
 def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     """Remove traffic that switches make redundant (dissertation, Sec. 4.5.6, Fig. 4.8).
 
-    Trees are followed from the root. Data that has passed a capable switch once need not be sent to
-    it again: a later edge of the tree that crosses the switch begins there.
+    Trees are followed from the root. Data that has passed a capable switch need not be sent to it
+    again: a later edge of the tree that crosses the switch begins there.
 
     Args:
         switches: vertices of the switches that can send one message on over several links.
 
     Raises:
-        TopologyError: a vertex that is not a switch.
+        TopologyError: a vertex is not a switch.
     """
     checks.instance(flow, TreeFlow, "flow", TopologyError)
     topology = flow.topology
@@ -71,9 +71,9 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
             )
     capable = np.zeros(topology.num_vertices, bool)
     capable[chosen] = True
-    # Where a tree leaves a capable switch by several links, the data comes to the switch once: each
-    # tree edge is cut at the last capable switch that an earlier edge of the tree has brought it
-    # to, and only the rest of its path counts.
+    # If a tree leaves a capable switch by several links, the data comes to the switch once. Each
+    # tree edge is cut at the last capable switch that an earlier edge of the tree has reached, and
+    # only the rest of its path counts.
     start = np.empty(len(flow.edge), np.int64)
     _starts(
         flow.tree_ptr, flow.edge, flow.edges.path_ptr, flow.edges.path_link, topology.src, capable,
@@ -83,7 +83,7 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     hops = end - start
     offset = np.arange(hops.sum()) - np.repeat(np.cumsum(hops) - hops, hops)
     link = flow.edges.path_link[np.repeat(start, hops) + offset]
-    # Python's integers: loads may be beyond what a machine integer holds.
+    # Python's integers, because loads may exceed machine integers.
     tree_edges = np.diff(flow.tree_ptr)
     weight = np.repeat(np.repeat(flow.weight.astype(object), tree_edges), hops)
     load = np.zeros(topology.num_links, object)
@@ -102,7 +102,8 @@ def _starts(tree_ptr, edge, path_ptr, path_link, link_src, capable, seen, start)
             start[j] = first
             for h in range(first, last):
                 v = link_src[path_link[h]]
-                # The last such switch on the path: data need not pass again what lies before it.
+                # The last such switch on the path counts: the data need not cross the links before
+                # it again.
                 if capable[v] and seen[v] == i:
                     start[j] = h
             for h in range(start[j], last):
@@ -123,7 +124,7 @@ class Message:
         after: indices of the messages whose arrival it waits for.
 
     Raises:
-        ScheduleError: a field that is none of these.
+        ScheduleError: a field does not have such a value.
     """
 
     route: tuple[int, ...]
@@ -184,22 +185,22 @@ def simulate_messages(
 ) -> MessageTimes:
     """Time any traffic on a topology; links serve first come, first served.
 
-    Messages that reach a link at the same moment are served in the order of the model. "astra": in
-    the order in which their arrivals became known, as the event queue of ASTRA-sim has it: first of
-    all the messages that wait for none, in the order they are listed in; then, as messages start on
-    a link, their arrivals at its end; and as messages arrive, those that wait for them, as listed.
-    "tacos": in the order they are listed in.
+    Messages that reach a link at the same moment are served in the order of the model. For "astra"
+    that is the order in which their arrivals became known, as in the event queue of ASTRA-sim:
+    first the messages that wait for no other, in the order given; then, as messages start on a
+    link, their arrivals at its end; and as messages arrive, those that wait for them, in the order
+    given. For "tacos" it is the order given.
 
     Args:
-        topology: the network; only the links of the routes matter, so that ranks need not reach
-            each other (``Topology.allow_unreachable``).
+        topology: the network; only the links of the routes matter, so ranks need not reach each
+            other (``Topology.allow_unreachable``).
         messages: the traffic.
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
 
     Raises:
-        ScheduleError: a route without a link, sizes or releases out of range, messages that wait
-            for themselves or for one that does not exist.
+        ScheduleError: a route has no link, sizes or releases are out of range, or messages wait for
+            themselves or for one that does not exist.
     """
     checks.instance(topology, Topology, "topology", ScheduleError)
     messages = checks.members(messages, "messages", ScheduleError)
@@ -210,7 +211,7 @@ def simulate_messages(
     sizes = [as_fraction(message.nbytes) for message in messages]
     releases = [as_fraction(message.release) for message in messages]
     hop_ptr, hop_link = _route_links(topology, messages)
-    # Durations are rational numbers, which are costly: computed once per size, not per message.
+    # Durations are rational numbers, which are costly, so they are computed once per size.
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
     found = durations(topology, framed(list(distinct), framing), which, hop_link, by)
@@ -220,7 +221,7 @@ def simulate_messages(
     hops = by.hops(hop_ptr, hop_link, found)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
-    # Ties as ASTRA-sim's event queue orders them take numbers of events, which others do without.
+    # The order of ties in ASTRA-sim's event queue needs numbers of events; other orders do not.
     run = by.loops.run_events if by.ties_as_pushed else by.loops.run_messages
     with by.asked():
         done = run(waits, hops, topology.num_links, start, end)
@@ -233,7 +234,7 @@ def simulate_messages(
 
 def _route_links(topology: Topology, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
     fastest: dict[tuple[int, int], int] = {}
-    # Links between two vertices stand by rising alpha, then bandwidth.
+    # Links between two vertices are sorted by alpha, then by bandwidth.
     for link in np.lexsort((topology.alpha, -topology.bandwidth)):
         fastest.setdefault((int(topology.src[link]), int(topology.dst[link])), int(link))
     lengths, links = [], []
@@ -256,8 +257,8 @@ def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndar
                 raise ScheduleError(f"message {i} waits for message {other}, which does not exist")
             pairs.append((other, i))
         pending[i] = len(set(message.after))
-    # By the message waited for, then by the one that waits: those that it releases are known as
-    # listed.
+    # Sorted by the message waited for, then by the one that waits, so that messages are released in
+    # the order given.
     pairs.sort()
     column = np.asarray(pairs, np.int64).reshape(-1, 2)
     ptr = np.searchsorted(column[:, 0], np.arange(len(messages) + 1))

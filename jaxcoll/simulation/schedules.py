@@ -1,12 +1,12 @@
-"""Schedules, timed by link, and the order in which they add.
+"""Times of schedules, link by link, and the order in which schedules add.
 
 A schedule is timed message by message, on every link of its path.
 
-Floating-point addition commutes but does not associate, so the bits of a sum are those of its
-bracketing: ((a + b) + c) is (c + (b + a)), and not (a + (b + c)). A schedule that brackets the
-contributions of a group in one way for all chunks gives an element the same bits wherever in a
-buffer it lies, whatever the buffer's size and the number of chunks. Whether it does is told by
-replaying the brackets themselves, without any floats.
+Floating-point addition is commutative but not associative, so the bits of a sum depend on its
+bracketing: ((a + b) + c) equals (c + (b + a)), but not (a + (b + c)). If a schedule brackets the
+contributions of a group in the same way for all chunks, an element has the same bits at any place
+in a buffer, for any size of the buffer and any number of chunks. Replaying the brackets themselves,
+without any floats, tells whether it does.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def simulate(
             processes messages go as IP forwards them, packet by packet. Bandwidths include charges.
 
     Raises:
-        ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or says
-            what no law may (``LinkModel``), or a collective of millions of chunks has fewer sends
-            than it takes (``Schedule.check_claims``).
+        ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or
+            returns forbidden times (``LinkModel``), or a collective of millions of chunks has fewer
+            sends than it needs (``Schedule.check_claims``).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
@@ -73,14 +73,14 @@ def simulate(
     hop_ptr, hop_link = schedule.edges.paths_of(edge)
     found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
     start = np.zeros(len(hop_link), np.int64)
-    # Without sends, as of groups of one rank, there may be chunks of any number.
+    # Without sends, as for groups of one rank, the number of chunks may be arbitrary.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
     columns = schedule.src, schedule.dst, schedule.chunk
     places = kernels.places_of(*columns, schedule.topology.num_ranks, chunks)
     hops, num_links = by.hops(hop_ptr, hop_link, found), schedule.topology.num_links
-    # Where every message is one hop, links are taken in the order of the schedule, without events:
-    # a single pass. On paths of several links the order of arrivals at a link inside is known only
-    # as the run goes on, and so is what a law is told of.
+    # If every message is one hop, links serve in the order of the schedule, which takes a single
+    # pass without events. On paths of several links the order of arrivals at an inner link becomes
+    # known only during the run, and so do the arguments of a law.
     if by.is_linear and len(hop_link) == len(edge):
         free, available = np.zeros(num_links, np.int64), np.zeros(places.count, np.int64)
         kernels.run_direct(message_ptr, places, hops, free, available, start)
@@ -116,7 +116,7 @@ def _in_order(
         flows = flows._replace(nbytes=np.asarray(on_link))
     start, end = run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)
     count = np.diff(flows.ptr)
-    # A hop begins with its message and lasts as long, and occupies its link for its share of that.
+    # A hop begins and ends with its message, and occupies its link for its share of that time.
     serial = np.repeat(flows.nbytes, count) / schedule.topology.bandwidth[flows.link]
     last = as_fraction(float(end.max(initial=0.0)))
     clock = Clock(max(last, Fraction(1, 2**40)) / 2**52, False)
@@ -132,14 +132,14 @@ def _in_order(
 def _queues(
     schedule: Schedule, places: kernels.Places, dst: np.ndarray, first: np.ndarray
 ) -> kernels.Queues:
-    """The messages by their first links.
+    """The messages sorted by their first links.
 
     Args:
         dst, first: the rank at the end of each message, and its first link.
     """
     topology = schedule.topology
     needed = kernels.arrivals_needed(schedule.step_ptr, places)
-    # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
+    # Numbers of 16 bits, such as those of most networks' links, are sorted by radix.
     first = first.astype(np.min_scalar_type(topology.num_links))
     queue = np.argsort(first, kind="stable")
     queue_ptr = np.searchsorted(first[queue], np.arange(topology.num_links + 1))
@@ -178,7 +178,7 @@ def _durations(
 def message_sizes(
     schedule: Schedule, size: Fraction, framing: Framing | None
 ) -> tuple[list[Fraction], np.ndarray]:
-    """The distinct sizes of messages in bytes, heads included, and the number of each message's."""
+    """The distinct sizes of messages in bytes, including heads, and each message's number."""
     weight, total = common_parts(schedule.collective)
     if (weight == weight[0]).all():
         weights = np.diff(schedule.message_ptr) * weight[0]
@@ -189,10 +189,10 @@ def message_sizes(
 
 
 def _packet_by_packet(found: Durations, hop_ptr: np.ndarray) -> Durations:
-    """Durations where a message's packets are forwarded as they come.
+    """Durations if packets are forwarded as they arrive.
 
-    A message is on its next link when its first packet is, after alpha, and on its last for as long
-    as its slowest link takes.
+    A message is on its next link as soon as its first packet is, after alpha, and on its last link
+    for as long as its slowest link takes.
     """
     hops = np.diff(hop_ptr)
     if (hops <= 1).all():
@@ -211,7 +211,7 @@ def _packet_by_packet(found: Durations, hop_ptr: np.ndarray) -> Durations:
 
 
 def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
-    """Bytes on a link of messages of so many bytes."""
+    """The bytes on a link for messages with ``nbytes`` bytes."""
     return nbytes if framing is None else [framing.on_link(size) for size in nbytes]
 
 
@@ -226,11 +226,8 @@ def durations(
 
     Args:
         nbytes: the distinct sizes in bytes.
-        which: index of each hop's size; of one size in all any number.
+        which: index of each hop's size; any number if there is only one size.
         hop_link: link of each hop.
-
-    Returns:
-        A case is a size on links of a speed, as some hop has it.
     """
     speeds, speed_of_link = topology.speeds
     space = len(nbytes) * len(speeds)
@@ -239,8 +236,9 @@ def durations(
         case = which.astype(np.int64) * len(speeds) + case
     used, case, hops = _distinct(case, space)
     case = case.astype(np.int32, copy=False)  # the type for which kernels are compiled ahead
-    # Exact arithmetic on fractions is slow, and a schedule has few different sizes and speeds: it
-    # is done once for each pair of them, and the hops are integers from there on.
+    # A case is a size on links of a speed. Exact arithmetic on fractions is slow, and a schedule
+    # has few different sizes and speeds, so it is done once per pair; hops are integers from there
+    # on.
     cases = []
     for size, speed in (divmod(int(c), len(speeds)) for c in used):
         alpha, bandwidth = speeds[speed]
@@ -249,7 +247,7 @@ def durations(
 
 
 def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct values in 0..space-1, the index of each, counts; by counting if that is less."""
+    """The distinct values in 0..space-1, the index of each, and counts; by counting if cheaper."""
     if space > 2 * len(values) + 1024:
         return np.unique(values, return_inverse=True, return_counts=True)
     counts = np.bincount(values, minlength=space)
@@ -264,8 +262,8 @@ def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, n
 def steady_seconds(schedule: Schedule) -> Fraction:
     """Seconds per byte of a rank's buffer on the link that is busy longest, exact.
 
-    No run of the schedule is faster, and one with many pipeline segments may come close: the
-    throughput that schedules of trees are compared by (dissertation on ForestColl, Fig. 4.14).
+    No run of the schedule is faster, and a run with many pipeline segments may come close. This is
+    the throughput by which schedules of trees are compared (dissertation on ForestColl, Fig. 4.14).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, total = common_parts(schedule.collective)
@@ -279,18 +277,18 @@ def steady_seconds(schedule: Schedule) -> Fraction:
 
 
 def sum_orders(schedule: Schedule) -> int:
-    """In how many orders a schedule adds: the most of any group, over its chunks and ranks.
+    """The number of orders in which a schedule adds: the most of any group, over chunks and ranks.
 
-    1 is what ``order="fixed"`` asks for. Contributions are told apart by their places in the group.
-    A chunk to which a rank adds two arrivals of one step counts as an order of its own, since
-    executions may add them either way round.
+    ``order="fixed"`` asks for 1. Contributions are identified by their places in the group. A chunk
+    to which a rank adds two arrivals of one step counts as a separate order, since executions may
+    add them in either order.
 
     Args:
-        schedule: of reduce_scatter, all_reduce or reduce; verified.
+        schedule: a verified schedule of reduce_scatter, all_reduce or reduce.
 
     Raises:
-        CollectiveError: a schedule that adds nothing.
-        ScheduleError: one of a collective of millions of chunks with fewer sends than it takes
+        CollectiveError: the schedule adds nothing.
+        ScheduleError: a collective of millions of chunks has fewer sends than it needs
             (``Schedule.check_claims``).
     """
     checks.instance(schedule, Schedule, "schedule", CollectiveError)
@@ -306,13 +304,14 @@ def sum_orders(schedule: Schedule) -> int:
 
 
 def _replayed(schedule: Schedule) -> np.ndarray:
-    """The bracketing of what each rank has of each chunk in the end, numbered; (ranks, chunks)."""
+    """Numbers of the final bracketing of each chunk at each rank; (ranks, chunks)."""
     collective = schedule.collective
     chunks = np.arange(collective.num_chunks)
     place = np.full(collective.num_ranks, -1, np.int64)
     for members in collective.groups:
         place[list(members)] = np.arange(len(members))
-    # A contribution is numbered by its place, nothing is -1, a sum is numbered when first met.
+    # A contribution has the number of its place, nothing has -1, and a sum gets a number when it
+    # first occurs.
     held = np.where(collective.precondition(), place[:, None], -1)
     known: dict[tuple[int, int], int] = {}
     fresh = collective.num_ranks
@@ -322,12 +321,12 @@ def _replayed(schedule: Schedule) -> np.ndarray:
         here = slice(first, last)
         u, v, c, adds = src[here], dst[here], schedule.chunk[here], schedule.reduce[here]
         moved = held[u, c]
-        # A partial sum that is sent is given away, so that no contribution is counted twice.
+        # A rank that sends a partial sum gives it away, so that no contribution is counted twice.
         held[u[adds], c[adds]] = -1
         cell = v.astype(np.int64) * len(chunks) + c
         _, which, times = np.unique(cell, return_inverse=True, return_counts=True)
         pairs = np.stack([moved, np.where(adds, held[v, c], -1)])
-        # a + b and b + a are one addition: in floating point, too, they have the same bits.
+        # a + b and b + a are one addition, since they have the same bits in floating point, too.
         pairs.sort(axis=0)
         pairs, number = np.unique(pairs, axis=1, return_inverse=True)
         names = np.empty(pairs.shape[1], np.int64)
@@ -339,10 +338,10 @@ def _replayed(schedule: Schedule) -> np.ndarray:
                 known[a, b], fresh = fresh, fresh + 1
             names[i] = known[a, b]
         result = names[number.ravel()]
-        # Two arrivals at a rank in one step may be added in either order: their sum is given a name
-        # that nothing else has.
+        # Two arrivals at a rank in one step may be added in either order, so their sum gets a
+        # unique number.
         unordered = times[which.ravel()] > 1
-        # Numbers from the top down are never met again.
+        # Numbers from the top down occur nowhere else.
         result[unordered] = np.iinfo(np.int64).max - cell[unordered]
         held[v, c] = result
     return held

@@ -1,7 +1,7 @@
-"""Timeline: when every message of a simulation starts, frees its links and arrives.
+"""Timeline: the times when every message of a simulation starts, frees its links and arrives.
 
-Times are whole ticks of a ``Clock``, so that no two runs differ by rounding; ``Framing`` says what
-a message is on a link beside its own bytes.
+Times are integers in ticks of a ``Clock``, so that no two runs differ by rounding. ``Framing``
+tells the bytes that a message has on a link in addition to its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_order import LINKS, ExecutionOrder
 from jaxcoll.simulation.kernels import Hops
 
-HORIZON = 2**62  # ticks of a whole run at most: sums of two times still fit 64 bits
+HORIZON = 2**62  # the most ticks of a run: sums of two times still fit 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Clock:
 
     Attributes:
         tick: seconds per tick.
-        is_exact: whether every duration is a whole number of ticks. Otherwise durations are
-            rounded up, by less than one tick each, so that a time is never too small.
+        is_exact: whether every duration is an integer number of ticks. Otherwise durations are
+            rounded up by less than one tick each, so that a time is never too small.
     """
 
     tick: Fraction
@@ -43,16 +43,15 @@ class Clock:
     def for_durations(cls, durations: Iterable[Fraction], total: Fraction, room: int = 1) -> Clock:
         """The clock for times made of the given durations, none above ``total`` seconds.
 
-        Exact if the common denominator leaves room for the total below 2**62 ticks, otherwise the
-        finest power of two that does, with a bit to spare for rounding up.
+        It is exact if the common denominator leaves room for the total below 2**62 ticks; otherwise
+        its tick is the finest power of two that does, with a spare bit for rounding up.
 
         Args:
-            room: a power of two. Times may be above ``total`` by that factor, and ticks are finer
-                than the durations need by that factor too, or by as much of it as there is room
-                for: for other times, made from these by a law.
+            room: a power of two. A law may make times up to this factor above ``total``, and ticks
+                are finer than the durations need by this factor, or by as much of it as fits.
         """
-        # Exact wherever it can be: sums of rounded times depend on their order, so that two runs of
-        # one schedule could differ, and a bound could seem to be beaten.
+        # The clock is exact if possible: sums of rounded times depend on their order, so that two
+        # runs of one schedule could differ, and a bound could seem to be beaten.
         denominator, total = common_denominator(durations), total * room
         finer = room
         while finer > 1 and total * denominator * finer >= HORIZON:
@@ -64,7 +63,7 @@ class Clock:
         return cls(Fraction(2) ** -bits, False)
 
     def ticks(self, durations: Sequence[Fraction]) -> np.ndarray:
-        """Durations in ticks, int64, rounded up where not exact."""
+        """Durations in ticks, int64, rounded up if not exact."""
         return np.asarray([-((-duration) // self.tick) for duration in durations], np.int64)
 
     def seconds(self, ticks: np.ndarray) -> np.ndarray:
@@ -97,7 +96,7 @@ class Framing:
         checks.put(self, payload=payload, head=head)
 
     def on_link(self, nbytes: Fraction) -> Fraction:
-        """Bytes that a message of ``nbytes`` is on a link, heads included."""
+        """Bytes on a link of a message with ``nbytes`` bytes, including heads."""
         heads = 1 if self.payload is None else math.ceil(nbytes / self.payload)
         return nbytes + heads * self.head
 
@@ -110,8 +109,8 @@ WHOLE = Framing(payload=None)
 class Timeline:
     """A simulated run of a schedule.
 
-    Times are integers in ticks of ``clock``, seconds by the properties. A hop is one message on
-    one link of its path; hops stand message by message, in the order of the path.
+    Times are integers in ticks of ``clock``; properties return seconds. A hop is one message on one
+    link of its path; hops are listed message by message, in the order of the path.
 
     Attributes:
         schedule: the simulated schedule.
@@ -119,10 +118,10 @@ class Timeline:
         model: the name of the link model.
         clock: the unit of time, and whether it is exact.
         hops: the links that every message crosses, and its time on them.
-        hop_start: when each hop starts to occupy its link, ticks, int64.
+        hop_start: the tick when each hop starts to occupy its link, int64.
         framing: the heads of messages, if they were counted.
-        charge: seconds that the machine takes beside the links (``ExecutionCosts``).
-        order: of execution. Where ranks wait, the link model has no say.
+        charge: seconds that the machine takes in addition to the links (``ExecutionCosts``).
+        order: the order of execution. If ranks wait, the link model does not matter.
     """
 
     schedule: Schedule
@@ -139,7 +138,7 @@ class Timeline:
 
     @property
     def hop_ptr(self) -> np.ndarray:
-        """Hops of message m are ``hop_ptr[m]..hop_ptr[m + 1] - 1``; int64."""
+        """Message m has the hops ``hop_ptr[m]..hop_ptr[m + 1] - 1``; int64."""
         return self.hops.ptr
 
     @property
@@ -149,24 +148,24 @@ class Timeline:
 
     @functools.cached_property
     def hop_busy(self) -> np.ndarray:
-        """How long each hop occupies its link, ticks, int64."""
+        """Ticks for which each hop occupies its link, int64."""
         return self.hops.busy[self.hops.case]
 
     @functools.cached_property
     def hop_delay(self) -> np.ndarray:
-        """From each hop's start to its arrival at the link's end, ticks, int64."""
+        """Ticks from each hop's start to its arrival at the link's end, int64."""
         return self.hops.delay[self.hops.case]
 
     # ------------------------------------------------------------------ the whole
 
     @functools.cached_property
     def finish(self) -> int:
-        """When the last message arrives, in ticks."""
+        """The tick when the last message arrives."""
         return int((self.hop_start + self.hop_delay).max(initial=0))
 
     @property
     def exact_time(self) -> Fraction:
-        """When the last message arrives, in seconds, and ``charge``; exact if the clock is."""
+        """Seconds until the last message arrives, plus ``charge``; exact if the clock is."""
         return self.finish * self.clock.tick + self.charge
 
     @property
@@ -176,7 +175,7 @@ class Timeline:
 
     @property
     def algbw(self) -> float:
-        """Bytes of the buffer per second, in B/s; 0 where nothing had to be done."""
+        """Bytes of the buffer per second, in B/s; 0 if nothing had to be done."""
         return float(self.nbytes / self.exact_time) if self.exact_time else 0.0
 
     @property
@@ -188,12 +187,12 @@ class Timeline:
 
     @functools.cached_property
     def start(self) -> np.ndarray:
-        """When each send starts on its first link, seconds, float64 of shape (sends,)."""
+        """Seconds when each send starts on its first link, float64 of shape (sends,)."""
         return self._by_send(self.hop_start[self.hop_ptr[:-1]])
 
     @functools.cached_property
     def end(self) -> np.ndarray:
-        """When each send arrives at its destination, seconds, float64 of shape (sends,)."""
+        """Seconds when each send arrives at its destination, float64 of shape (sends,)."""
         last = self.hop_ptr[1:] - 1
         return self._by_send(self.hop_start[last] + self.hop_delay[last])
 
@@ -210,7 +209,7 @@ class Timeline:
                 that many equal intervals, float64 of shape (links, bins).
 
         Raises:
-            ScheduleError: not a number of intervals, 1 to 2**20.
+            ScheduleError: ``bins`` is not a number of intervals from 1 to 2**20.
         """
         bins = checks.optional(bins, checks.integer, "bins", ScheduleError, least=1, most=2**20)
         links = self.schedule.topology.num_links
@@ -219,7 +218,7 @@ class Timeline:
         if bins is None:
             busy = np.bincount(self.hop_link, weights=self.hop_busy, minlength=links)
             return busy / self.finish
-        # In floats, other than all times: shares of intervals are drawn, and compared by nobody.
+        # Floats, unlike all times: shares of intervals are drawn but never compared.
         busy = np.zeros((links, bins))
         _fill(self.hop_link, self.hop_start, self.hop_busy, self.finish / bins, busy)
         return busy / (self.finish / bins)
@@ -231,13 +230,13 @@ class Timeline:
 
     @property
     def taken_by(self) -> str:
-        """By what the times are taken, in words: the link model, or the order of execution."""
+        """A description of the basis of the times: the link model, or the order of execution."""
         if self.order.waits:
             return f"in order {self.order.name!r}"
         return f"by model {self.model!r}"
 
     def __repr__(self) -> str:
-        # A time that was rounded up may be above a bound that the schedule meets.
+        # A time that was rounded up may exceed a bound that the schedule attains.
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
         framing = f" in {self.framing}" if self.framing else ""
         framing += " with execution costs" if self.charge else ""
@@ -267,8 +266,7 @@ class Timeline:
 def _fill(link, start, busy, width, out):
     """Add the time each hop occupies its link to the intervals it overlaps."""
     bins = out.shape[1]
-    # Bins by division, which may round down to the bin before: that one gets nothing, and the loop
-    # goes on.
+    # The division may round down to the bin before; that bin gets nothing, and the loop continues.
     for h in range(len(link)):
         begin, end = float(start[h]), float(start[h] + busy[h])
         b = min(int(begin / width), bins - 1)

@@ -1,11 +1,11 @@
 """Schedules that share wires at the same time, and the seconds that they cost each other.
 
-Each keeps its own order on every link, as when it runs alone; between them links serve first come,
-first served. A schedule hands a link its next message when the link could have carried the one
-before, so that two that both have much to send take turns.
+Each schedule keeps its own order on every link, as when it runs alone; between schedules, links
+serve first come, first served. A schedule hands a link its next message when the link could have
+carried the one before, so two schedules that both have much to send take turns.
 
-Two rings of as many bytes on one circle take twice the time of one. A ring inside every host and
-one between hosts take no longer than each alone.
+For example, two rings with equal bytes on one circle take twice the time of one. A ring inside
+every host and one between hosts take no longer than each alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Together:
     """Seconds of schedules that begin at the same time.
 
     Attributes:
-        alone: of each by itself. That is what ``simulate`` has, but for schedules whose messages
-            pass ranks without being received there: they meet the messages of those ranks.
-        together: until each is done where all run.
+        alone: seconds of each schedule alone. They equal those of ``simulate``, except for
+            schedules whose messages pass ranks without being received there, which meet the
+            messages of those ranks.
+        together: seconds until each is done if all run.
     """
 
     alone: tuple[float, ...]
@@ -44,7 +45,7 @@ class Together:
 
     @property
     def slowdown(self) -> tuple[float, ...]:
-        """How many times its time alone each takes beside the others; 1 of what takes no time."""
+        """The time of each with the others, relative to its time alone; 1 if it takes no time."""
         pairs = zip(self.together, self.alone, strict=True)
         return tuple(both / one if one else 1.0 for both, one in pairs)
 
@@ -54,16 +55,16 @@ def simulate_together(
     nbytes: Number | Sequence[Number],
     model: str | LinkModel = "astra",
 ) -> Together:
-    """Run schedules at the same time on their one network.
+    """Run schedules at the same time on their common network.
 
     Args:
-        schedules: one or more, all of the same network.
-        nbytes: bytes of a rank's buffer of each, or of all.
+        schedules: one or more schedules, all on the same network.
+        nbytes: bytes of a rank's buffer, one number for each schedule or one for all.
         model: "astra" or "tacos", or a ``LinkModel`` without a law.
 
     Raises:
-        ScheduleError: no schedules, schedules of different networks, not one size for each, a law;
-            see also ``simulate``.
+        ScheduleError: there are no schedules, they have different networks, there is not one size
+            for each, or the model has a law; see also ``simulate``.
     """
     all_of_them = checks.members(schedules, "schedules", ScheduleError)
     for schedule in all_of_them:
@@ -97,8 +98,8 @@ def simulate_together(
 def _run(schedules: Sequence[Schedule], sizes: Sequence, model: LinkModel) -> tuple[float, ...]:
     """Seconds until each is done.
 
-    Every message first crosses a link of its schedule's own, as long as it occupies the real one
-    and without latency: there the order of the schedule is kept.
+    Every message first crosses a private link of its schedule, for as long as it occupies the real
+    link and without latency. There the order of the schedule is kept.
     """
     topology, links = schedules[0].topology, schedules[0].topology.num_links
     edge = [schedule.edge[schedule.message_ptr[:-1]] for schedule in schedules]
@@ -106,7 +107,7 @@ def _run(schedules: Sequence[Schedule], sizes: Sequence, model: LinkModel) -> tu
     messages = [len(of) for of in edge]
     hop_ptr = _joined([ptr for ptr, _ in paths])
     hop_link = np.concatenate([link for _, link in paths])
-    # The sizes of all messages, and which is each hop's.
+    # The sizes of all messages, and the index of each hop's size.
     nbytes, which = [], []
     for schedule, size in zip(schedules, sizes, strict=True):
         known, number = message_sizes(schedule, size, None)
@@ -136,7 +137,7 @@ def _run(schedules: Sequence[Schedule], sizes: Sequence, model: LinkModel) -> tu
 def _queues(
     schedules: Sequence[Schedule], edge: Sequence[np.ndarray], first: np.ndarray
 ) -> tuple[kernels.Queues, int]:
-    """The messages of all by the links of their own, and how many places chunks have."""
+    """The messages of all schedules by their private links, and the number of places of chunks."""
     topology, links = schedules[0].topology, schedules[0].topology.num_links
     chunks = [s.collective.num_chunks if s.num_sends else 0 for s in schedules]
     ahead = np.cumsum([0, *chunks[:-1]])
@@ -147,7 +148,7 @@ def _queues(
     queue = np.argsort(first, kind="stable")
     virtual = links * (1 + len(schedules))
     queue_ptr = np.searchsorted(first[queue], np.arange(virtual + 1))
-    # The links of the schedules' own out of each rank.
+    # The private links of the schedules out of each rank.
     tail = np.concatenate([np.full(links, topology.num_vertices), *[topology.src] * len(schedules)])
     out = np.argsort(tail, kind="stable")
     out_ptr = np.searchsorted(tail[out], np.arange(topology.num_ranks + 1))
@@ -158,6 +159,6 @@ def _queues(
 
 
 def _joined(ptrs: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of several ragged arrays as those of one, int64."""
+    """The rows of several ragged arrays as rows of one, int64."""
     sizes = np.concatenate([np.diff(ptr) for ptr in ptrs])
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -28,8 +28,10 @@ from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# Ranks from which on a search that takes long says so by itself.
-_MANY_RANKS = 128
+# Ranks and sends from which on a search that takes long says so by itself.
+_MANY_RANKS, _MANY_SENDS = 128, 2**22
+# Sends of a schedule that is made in memory: some gigabytes, and a minute or two.
+_MOST_SENDS = 2**26
 
 log = logging.getLogger(__name__)
 
@@ -108,13 +110,14 @@ def synthesize(
             the machine's speed. The proof of the schedule comes after the deadline.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
-            seconds so far and their bound. When omitted, a search on more than 128 ranks prints a
-            line on stderr after 5 s and then every 10 s; False prints none.
+            seconds so far and their bound. When omitted, a search on more than 128 ranks or of more
+            than four million sends prints a line on stderr after 5 s and then every 10 s; False
+            prints none.
 
     Raises:
-        CollectiveError: the collective is ill-formed, nbytes is not above 0, the link model is
-            unknown, or the synthesizer is not defined for the collective; no candidate ends by the
-            deadline.
+        CollectiveError: the collective is ill-formed, nbytes is not above 0, chunks are more than
+            a schedule in memory can have sends for, the link model is unknown, or the synthesizer
+            is not defined for the collective; no candidate ends by the deadline.
         TopologyError: the synthesizer is not defined for the network.
     """
     began = time.perf_counter()
@@ -126,6 +129,12 @@ def synthesize(
         topology, collective, chunks, groups, root, helpers,
         nbytes=nbytes, seed=seed, execution=execution, **stated,
     )  # fmt: skip
+    sends = problem.collective.num_deliveries
+    if chunks is not None and sends > _MOST_SENDS:
+        raise CollectiveError(
+            f"{chunks} chunks per shard are {sends} sends at least, more than the {_MOST_SENDS} of "
+            f"a schedule in memory; take at most {_MOST_SENDS * int(chunks) // sends} chunks"
+        )
     maker = synthesizer_named(synthesizer)
     # A synthesizer that comes as an object has its bytes already, unless they are given here too.
     if nbytes is not None or isinstance(synthesizer, str):
@@ -146,7 +155,8 @@ def synthesize(
     if isinstance(maker, OpenShop) and what.pair_shares and what.chunks_per_shard == 1:
         problem = problem.of(maker.cut(problem.topology, what))
     # Nobody waits for minutes without a word; who wants none gives False.
-    is_long = progress is None and problem.topology.num_ranks > _MANY_RANKS
+    is_large = problem.topology.num_ranks > _MANY_RANKS or sends > _MANY_SENDS
+    is_long = progress is None and is_large
     told = unasked if is_long else functools.partial(reporting, progress, error=CollectiveError)
     what = f"synthesizing {problem.collective.kind} of {problem.topology.num_ranks} ranks"
     with told(what=what) as report:

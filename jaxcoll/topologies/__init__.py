@@ -1,9 +1,10 @@
-"""Families of networks, a file per kind of construction: free functions that return a ``Topology``.
+"""Families of networks, one file per kind of construction.
 
-Start with ``grids``: rings, meshes, tori, and ``product``, which builds most of the others;
+All are functions that return a ``Topology``. Start with ``grids``: rings, meshes, tori, and
+``product``, which builds most of the others;
 ``jaxcoll.links`` has the checks that all of them share.
 
-``generative`` holds direct-connect families, regular digraphs of which expansions are made.
+``generative`` has direct-connect families, which are regular digraphs to expand.
 """
 
 from jaxcoll.topologies import generative

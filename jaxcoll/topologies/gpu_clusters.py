@@ -14,7 +14,7 @@ from jaxcoll.topologies.grids import both_ways
 from jaxcoll.topology import Topology
 
 ALPHA_INSIDE = 0.7e-6  # seconds per link; the TACOS paper's model of a DGX (Sec. VI-B.5)
-ALPHA_NETWORK = 2e-6  # seconds from a rank to the network switch; an assumption, as between hosts
+ALPHA_NETWORK = 2e-6  # seconds from a rank to the network switch; an assumption
 
 Speed = int | float | Fraction
 
@@ -47,9 +47,9 @@ DGX1_CIRCLES = (
 def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False) -> Topology:
     """The hybrid cube mesh of a DGX-1 (V100): 8 ranks with 6 NVLinks each, and no switch.
 
-    The link list is that of the dissertation on ForestColl (its optimum there: 7/6 of a shard's
-    time per NVLink, with 6 trees per root), which is that of NVIDIA's white paper "DGX-1 With Tesla
-    V100 System Architecture".
+    The links are those of the dissertation on ForestColl (with the optimum of 7/6 of a shard's time
+    per NVLink, with 6 trees per root) and of NVIDIA's white paper "DGX-1 With Tesla V100 System
+    Architecture".
 
     Args:
         alpha: seconds per link.
@@ -77,17 +77,17 @@ def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False)
 def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> Topology:
     """A DGX-2: 16 ranks on two boards, joined by planes of two NVSwitches.
 
-    In every plane the 8 ranks of a board have a link to the board's switch, and both switches are
-    joined by as much bandwidth as 8 ranks have (NVIDIA, "NVSwitch: the world's highest-bandwidth
-    on-node switch", 2018). One plane is the 16-rank network of the MultiTree paper (Sec. V-A).
+    In every plane the 8 ranks of a board have a link to the board's switch, and the two switches
+    are joined by the bandwidth of 8 ranks (NVIDIA, "NVSwitch: the world's highest-bandwidth on-node
+    switch", 2018). One plane is the 16-rank network of the MultiTree paper (Sec. V-A).
 
     Args:
-        planes: planes that every rank has a link to, 6 in the product.
-        alpha: seconds per link; a way through two switches has three.
+        planes: number of planes, each with a link to every rank; 6 in the product.
+        alpha: seconds per link; a way through two switches has three links.
         bandwidth: bytes per second of one NVLink, each way.
 
     Raises:
-        TopologyError: no planes.
+        TopologyError: there are no planes.
     """
     planes, alpha, bandwidth = count(planes, "planes"), latency(alpha), speed(bandwidth)
     check_size("a DGX-2", 16 + 2 * planes, 34 * planes)
@@ -142,7 +142,7 @@ def dgx_h100(
     """DGX H100 hosts of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_hosts``.
 
     Their NVSwitches copy and add (NVLink SHARP), which NCCL uses unless ``NCCL_NVLS_ENABLE=0``;
-    ``nvls=False`` is the network that the dissertation and schedules of ranks know.
+    ``nvls=False`` is the network of the dissertation and of schedules in which only ranks add.
     """
     return _dgx("H100", hosts, inside, network, (alpha, network_alpha), (nvls, sharp))
 
@@ -178,25 +178,26 @@ def nvswitch_hosts(
     nvls: bool = False,
     sharp: bool = False,
 ) -> Topology:
-    """Hosts of ranks around one switch each, and a network switch that all ranks are linked to.
+    """Hosts of ranks around one switch each, and a network switch with links to all ranks.
 
-    Ranks stand host by host; then the switches of the hosts, then, if there are several hosts, the
-    network switch.
+    Vertices are the ranks, host by host; then the switches of the hosts; then, if there are several
+    hosts, the network switch.
 
     Args:
-        sizes: ranks in each host, which may differ: a job may use only some GPUs of a host.
-        inside: bytes per second between a rank and its host's switch, each way; one for all hosts
-            or one for each.
-        network: likewise between a rank and the network switch.
+        sizes: number of ranks in each host; hosts may differ, as a job may use only some GPUs.
+        inside: bytes per second between a rank and its host's switch, each way; one number for all
+            hosts or one for each.
+        network: the same between a rank and the network switch.
         alpha: seconds from a rank to its host's switch, and as much back.
-        network_alpha: likewise to the network switch.
+        network_alpha: the same to the network switch.
         nvls: whether the hosts' switches copy and add, as NVSwitches do for GPUs of compute
             capability 9.0 and newer (NVIDIA's documentation of NCCL, ``NCCL_NVLS_ENABLE``).
-        sharp: whether the network switch does, as InfiniBand switches with SHARP: an option of the
-            fabric that NCCL uses by a plugin (``NCCL_COLLNET_ENABLE``), so off by default.
+        sharp: whether the network switch copies and adds, like InfiniBand switches with SHARP. That
+            is an option of the fabric that NCCL uses by a plugin (``NCCL_COLLNET_ENABLE``), so it
+            is off by default.
 
     Raises:
-        TopologyError: no hosts, a host without ranks, not one speed per host.
+    TopologyError: there are no hosts, a host has no ranks, or there is not one speed per host.
     """
     counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
     if not counts:
@@ -230,10 +231,11 @@ def mi250(
 ) -> Topology:
     """AMD MI250 hosts: 16 ranks (dies) joined by Infinity Fabric (dissertation, Fig. 4.9).
 
-    Ranks stand host by host; if there are several hosts, each rank is linked to a network switch.
+    Ranks are numbered host by host; if there are several hosts, each rank has a link to a network
+    switch.
 
     Args:
-        ranks: ranks used in each host, the first 8 or all 16.
+        ranks: number of ranks used in each host, the first 8 or all 16.
         inside: bytes per second of one Infinity Fabric link, each way; dies are joined by 1, 2
             or 4 of them.
         network: bytes per second between a rank and the network switch.
@@ -241,7 +243,7 @@ def mi250(
         network_alpha: seconds from a rank to the network switch, and as much back.
 
     Raises:
-        TopologyError: no hosts, or another number of ranks.
+        TopologyError: there are no hosts, or ``ranks`` is another number.
     """
     hosts, ranks = count(hosts, "hosts"), count(ranks, "ranks")
     if ranks not in (8, 16):

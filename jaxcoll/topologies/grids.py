@@ -1,10 +1,11 @@
-"""Fully connected networks, stars and switches; grids of ranks; products of networks of any kind.
+"""Fully connected networks, stars, switches, grids of ranks, and products of networks.
 
-The hub of a star is a rank, which computes; that of a switch only forwards. Rings, meshes, tori and
-hypercubes are grids. A product is a grid of ranks with a network of its own along every dimension:
-``product(switch(2), ring(3))`` is two rings of 3 ranks, and a switch between equal places of both.
+The hub of a star is a rank, which computes; the hub of a switch only forwards. Rings, meshes, tori
+and hypercubes are grids. A product is a grid of ranks with one network along each dimension: for
+example, ``product(switch(2), ring(3))`` has two rings of 3 ranks, and a switch between equal places
+of both.
 
-Every construction states its symmetries (``generators``), so that synthesizers and bounds look at
+Every construction declares its symmetries (``generators``), so that synthesizers and bounds examine
 one rank or line of each kind; ``Topology`` checks them, and puts the links in canonical order.
 """
 
@@ -34,11 +35,11 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology
 
 ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)
-BANDWIDTH = 50e9  # bytes per second; likewise
+BANDWIDTH = 50e9  # bytes per second; the same setting
 
 
 def uniform(ends: np.ndarray, alpha, bandwidth) -> Any:
-    """The columns of a ``Topology`` whose links are all of one speed.
+    """The columns of a ``Topology`` whose links all have one speed.
 
     Args:
         ends: source and destination of each link, int64 of shape (links, 2).
@@ -54,12 +55,12 @@ def both_ways(pairs: np.ndarray) -> np.ndarray:
 
 
 def turn(n: int, *still: int) -> tuple[tuple[int, ...], ...]:
-    """The symmetry that moves every rank on to the next, and no other vertex; none of one rank."""
+    """The symmetry that moves every rank to the next, and fixes ``still``; none for one rank."""
     return ((*((r + 1) % n for r in range(n)), *still),) if n > 1 else ()
 
 
 def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topology:
-    """n ranks, a link from every one to every other.
+    """n ranks with a link from every rank to every other.
 
     Args:
         alpha, bandwidth: seconds, and bytes per second, of each link.
@@ -79,7 +80,7 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     ends = both_ways(np.stack([np.zeros(n - 1, np.int64), np.arange(1, n)], axis=1))
-    # The middle stays, the leaves turn.
+    # The middle stays, and the leaves turn.
     turned = ((0, *(1 + r % (n - 1) for r in range(1, n))),) if n > 2 else ()
     return Topology(n, *uniform(ends, alpha, bandwidth), name=f"star {n}", generators=turned)
 
@@ -89,9 +90,10 @@ def switch(
 ) -> Topology:
     """n ranks around one switch.
 
-    Kept as a switch, each rank has one link to vertex n and one back, each with the given alpha
-    and bandwidth. Unwound with a degree d (TACOS, Sec. IV-G, Fig. 13), the switch is gone and rank
-    i has links to i+1, ..., i+d (mod n), each with the given alpha and 1/d of the bandwidth.
+    If the switch is kept, each rank has one link to vertex n and one back, each with the given
+    alpha and bandwidth. If it is unwound with a degree d (TACOS, Sec. IV-G, Fig. 13), there is no
+    switch, and rank i has links to i+1, ..., i+d (mod n), each with the given alpha and 1/d of the
+    bandwidth.
 
     Args:
         degree: None to keep the switch, or 1..n-1.
@@ -100,7 +102,7 @@ def switch(
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     ranks, name = np.arange(n), f"switch {n}"
-    if n == 1:  # nobody to send to: the switch would only be a vertex that nothing crosses
+    if n == 1:  # there is no other rank, so nothing would cross a switch
         return Topology(1, *uniform(np.zeros((0, 2), np.int64), alpha, bandwidth), name=name)
     if degree is None:
         ends = both_ways(np.stack([ranks, np.full(n, n)], axis=1))
@@ -111,7 +113,7 @@ def switch(
     check_size(f"a switch of {n} ranks unwound by {degree}", n, n * degree)
     src = np.repeat(ranks, degree)
     ends = np.stack([src, (src + np.tile(np.arange(1, degree + 1), n)) % n], axis=1)
-    # The rank's port is shared by its links, exactly: a third of a float is not a float.
+    # The links share the rank's port exactly, by fractions: a third of a float is not a float.
     share = as_fraction(bandwidth) / degree
     return Topology(
         n, *uniform(ends, alpha, share), name=f"{name} unwound by {degree}", generators=turn(n)
@@ -121,21 +123,21 @@ def switch(
 def product(*factors: Topology, name: str = "") -> Topology:
     """The Cartesian product of networks; networks of many dimensions are products of small ones.
 
-    Ranks have one coordinate a factor, the last of which runs fastest. The ranks that differ in one
-    coordinate only are a *line* of that dimension; every line is joined like its factor, and has
-    copies of the factor's switches for itself. A torus is a product of rings; the TACOS paper's
-    2D Switch and 3D-RFS are ``product(switch(8), switch(4))`` and
-    ``product(ring(2), fully_connected(4), switch(8))`` up to the order of ranks.
+    Ranks have one coordinate per factor, the last of which varies fastest. The ranks that differ
+    only in one coordinate are a *line* of that dimension; every line is joined like its factor, and
+    has its own copies of the factor's switches. A torus is a product of rings; the TACOS paper's 2D
+    Switch and 3D-RFS are ``product(switch(8), switch(4))`` and ``product(ring(2),
+    fully_connected(4), switch(8))`` up to the order of ranks.
 
-    The product has the symmetries of its factors. It has a grid if in every factor neighbours are
-    joined both ways (rings, meshes and whatever contains them).
+    The product has the symmetries of its factors. It has a grid if neighbours are joined both ways
+    in every factor (as in rings, meshes and networks that contain these).
 
     Args:
         factors: the networks along the dimensions, each with its alpha and bandwidth.
-        name: a label; made of the factors' when empty.
+        name: a label; when empty, it is made of the factors' labels.
 
     Raises:
-        TopologyError: no factors.
+        TopologyError: there are no factors.
     """
     if not factors:
         raise TopologyError("a product needs at least one network")
@@ -144,8 +146,8 @@ def product(*factors: Topology, name: str = "") -> Topology:
     checks.text(name, "name", TopologyError)
     shape = tuple(factor.num_ranks for factor in factors)
     size = math.prod(shape)
-    # Switches stand after the ranks, dimension by dimension and in each line by line; so the last
-    # entry is the number of all vertices.
+    # Switches come after the ranks, dimension by dimension and, within each, line by line. So the
+    # last entry is the number of all vertices.
     added = [size // f.num_ranks * (f.num_vertices - f.num_ranks) for f in factors]
     first_switch = [*itertools.accumulate(added, initial=size)]
     links = sum(size // f.num_ranks * f.num_links for f in factors)
@@ -180,7 +182,7 @@ def product(*factors: Topology, name: str = "") -> Topology:
 def _in_network(
     factors: tuple[Topology, ...], ranks: np.ndarray, first_switch: list[int]
 ) -> InNetwork:
-    """A switch of a factor stands in every line of its dimension, and does there what it did."""
+    """Switches of a factor have the same abilities in every line of its dimension."""
     return InNetwork().joined(
         factor.in_network.moved(line)
         for dimension, factor in enumerate(factors)
@@ -217,9 +219,9 @@ def _lifted(
         if d == dimension:
             goes_to = np.take(switches, image[side:] - side, axis=-1)
         else:
-            # Switches of another dimension move with the lines that they join, one of whose
-            # coordinates is the factor's. Their array lacks dimension d, so that axes behind it
-            # stand one earlier.
+            # Switches of another dimension move with the lines that they join, which have the
+            # factor's coordinate. Their array lacks dimension d, so axes after it move forward by
+            # one.
             axis = dimension - (d < dimension)
             goes_to = np.take(switches, image[:side], axis=axis)
         moved[switches.ravel()] = goes_to.ravel()
@@ -227,9 +229,8 @@ def _lifted(
 
 
 def _grid(factors: tuple[Topology, ...]) -> Grid | None:
-    # Also where a factor has no grid of its own, if its ranks stand in a circle of links, as those
-    # of a fully connected one do: patterns for grids run on it, though it has more links than they
-    # use.
+    # A factor without a grid also counts if links join its ranks in a circle, as in a fully
+    # connected network: patterns for grids run on it, though it has more links than they use.
     grids = []
     for factor in factors:
         circle = Grid((factor.num_ranks,), (True,))
@@ -247,7 +248,7 @@ def ring(
 ) -> Topology:
     """n ranks in a circle; links r -> r+1, and r+1 -> r if bidirectional.
 
-    A bidirectional ring of two ranks has one link each way, as has a one-way ring of two.
+    A bidirectional ring of two ranks has one link each way, and so has a one-way ring of two.
 
     Args:
         alpha, bandwidth: seconds, and bytes per second, of each link.
@@ -312,11 +313,11 @@ def grid(
     bandwidth: float | Sequence[float] = BANDWIDTH,
     name: str = "",
 ) -> Topology:
-    """A grid of ranks some of whose dimensions close into rings; the general form of the others.
+    """A grid of ranks in which some dimensions close into rings; the general form of the others.
 
     Args:
-        sides: ranks along each dimension.
-        wrap: which dimensions close, one for all or one for each.
+        sides: number of ranks along each dimension.
+        wrap: whether dimensions close, one value for all or one for each.
         alpha, bandwidth: seconds, and bytes per second, of each link; one for all or one for each
             dimension.
     """

@@ -1,7 +1,7 @@
 """Ranks below switches and routers: tiers, levels of clusters, butterflies and DragonFly.
 
-- Tiers of switches: in a k-ary n-tree every tier has the bandwidth of the one below it; a
-  leaf-and-spine network may have less above its leaves; a BiGraph has ranks at both of its tiers.
+- Tiers of switches: in a k-ary n-tree every tier has the bandwidth of the tier below it; a
+  leaf-and-spine network may have less above its leaves; a BiGraph has ranks at both tiers.
 - Clusters in levels, innermost first: 2D Switch, 3D-RFS and rails.
 - Networks of routers with ranks behind them: the flattened butterfly, and DragonFly.
 """
@@ -52,24 +52,25 @@ def fat_tree(
     down. The MultiTree paper's 64-rank Fat-Tree (Sec. VI-A) is ``fat_tree(8, 2)``.
 
     Args:
-        arity: k, links of a switch downwards.
-        levels: n, levels of switches.
+        arity: number k of links of a switch downwards.
+        levels: number n of levels of switches.
         alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
-        TopologyError: an arity below 2, or no levels.
+        TopologyError: the arity is below 2, or there are no levels.
     """
     arity, levels = count(arity, "arity", least=2), count(levels, "levels")
     alpha, bandwidth = latency(alpha), speed(bandwidth)
     name = f"fat tree {arity}-ary {levels}-level"
-    # Beyond 64 levels of at least 2 links down, a power would take long just to write out.
+    # With more than 64 levels of at least 2 links down, the power itself would take long to
+    # compute.
     check_size(name, arity ** min(levels, 64), 2 * levels * arity ** min(levels, 64))
     ranks, row = arity**levels, arity ** (levels - 1)
     switch = ranks + np.arange(levels * row).reshape(levels, row)  # by level, lowest first
     pairs = [np.stack([np.arange(ranks), switch[0][np.arange(ranks) // arity]], axis=1)]
     for level in range(levels - 1):
-        # A switch and those of the next level over it differ in this digit alone: there is one way
-        # up from a rank to each switch above it, and one way back down.
+        # A switch and the switches of the next level over it differ only in this digit. So there is
+        # one way up from a rank to each switch above it, and one way back down.
         place = arity**level
         here = np.repeat(np.arange(row), arity)
         digit = here // place % arity
@@ -90,7 +91,7 @@ def _rotation(arity: int, levels: int, digit: int) -> tuple[int, ...]:
         old = numbers // place % arity
         return numbers + ((old + 1) % arity - old) * place
 
-    # Switches have the digits of the ranks below the lowest of them but the last, so that the last
+    # The digits of a lowest switch are those of the ranks below it without the last, so the last
     # digit of a rank moves no switch.
     moved = np.arange(row) if digit == 0 else add_one(np.arange(row), arity ** (digit - 1))
     switches = [ranks + level * row + moved for level in range(levels)]
@@ -109,19 +110,19 @@ def leaf_spine(
 ) -> Topology:
     """Leaf switches with ranks below, each joined to every spine switch.
 
-    Ranks stand leaf by leaf; then the leaves, then the spines. From a leaf, all links up together
-    have the bandwidth of its links down divided by the oversubscription, in equal shares.
+    Vertices are the ranks, leaf by leaf; then the leaves; then the spines. All links up from a leaf
+    together have the bandwidth of its links down divided by the oversubscription, in equal shares.
 
     Args:
-        leaves: leaf switches.
-        ranks: ranks below each leaf.
-        spines: spine switches.
+        leaves: number of leaf switches.
+        ranks: number of ranks below each leaf.
+        spines: number of spine switches.
         oversubscription: bandwidth below a leaf over bandwidth above it.
         alpha: seconds per link.
         bandwidth: bytes per second between a rank and its leaf, each way.
 
     Raises:
-        TopologyError: no leaves, ranks or spines, or an oversubscription that is not above 0.
+        TopologyError: there are no leaves, ranks or spines, or the oversubscription is not above 0.
     """
     leaves, ranks, spines = count(leaves, "leaves"), count(ranks, "ranks"), count(spines, "spines")
     alpha, below = latency(alpha), as_fraction(speed(bandwidth))
@@ -148,20 +149,20 @@ def leaf_spine(
 def bigraph(
     ranks: int, switches: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
 ) -> Topology:
-    """Half the switches are upper, half lower; each has ranks, and a link to all of the other half.
+    """Half the switches are upper, half lower; each has ranks, and links to all of the other half.
 
     The network of EFLOPS (Dong et al., "EFLOPS: algorithm and system co-design for a high
-    performance distributed training platform", HPCA 2020). Ranks of a switch are consecutive, those
-    of upper switches come first. The MultiTree paper's 4x8 (32 ranks) and 4x16 (64) have 4 ranks a
-    switch and 8 and 16 switches.
+    performance distributed training platform", HPCA 2020). Ranks of a switch are consecutive, and
+    those of upper switches come first. The MultiTree paper's 4x8 (32 ranks) and 4x16 (64 ranks)
+    have 4 ranks per switch, and 8 and 16 switches.
 
     Args:
-        ranks: ranks of a switch.
-        switches: switches, an even number.
+        ranks: number of ranks of a switch.
+        switches: number of switches, which is even.
         alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
-        TopologyError: no ranks, or an odd number of switches.
+        TopologyError: there are no ranks, or the number of switches is odd.
     """
     ranks, switches = count(ranks, "ranks"), count(switches, "switches")
     alpha, bandwidth = latency(alpha), speed(bandwidth)
@@ -176,8 +177,9 @@ def bigraph(
     rank, switch = np.arange(n), n + np.arange(switches)
     access = np.stack([rank, switch[rank // ranks]], axis=1)
     across = np.stack([np.repeat(switch[:half], half), np.tile(switch[half:], half)], axis=1)
-    # Either half may turn by itself, the halves may be exchanged, and the ranks of all switches may
-    # turn: with these every rank goes to every other. Moves of single switches or ranks are none.
+    # Either half may turn separately, the halves may be exchanged, and the ranks of all switches
+    # may turn. These symmetries map every rank to every other; moves of single switches or ranks
+    # are not needed.
     place = np.arange(switches)
     upper = np.where(place < half, (place + 1) % half, place)
     lower = np.where(place < half, place, half + (place + 1) % half)
@@ -206,11 +208,12 @@ def switch_2d(
     are consecutive: rank = host * inner + index.
 
     Args:
-        inner, outer: ranks of a host, and hosts.
-        alpha: seconds from a rank into a switch and as much out of it, one or one per level.
-        bandwidth: bytes per second between a rank and its switch, one or one per level.
-        degree: None to keep the switches, or the degree each is unwound with (see ``switch``), one
-            or one per level.
+        inner, outer: number of ranks of a host, and number of hosts.
+        alpha: seconds from a rank into a switch, and as much out of it; one number or one per
+            level.
+        bandwidth: bytes per second between a rank and its switch; one number or one per level.
+        degree: None to keep the switches, or the degree with which to unwind them (see ``switch``);
+            one value or one per level.
     """
     alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
     degrees = per_dimension(degree, 2, "degree")
@@ -230,19 +233,18 @@ def multi_rail(
 ) -> Topology:
     """Hosts of ranks around a switch each, and one rail per rank of a host.
 
-    Rank i of every host is linked to rail switch i, as in clusters of DGX A100 (the defaults:
-    NVSwitch and InfiniBand bytes per second per rank, as in ForestColl's evaluation). A
-    ``switch_2d`` counted in hosts: rank = host * ranks + index.
-
-    Vertices are called "host 0 rank 1", "host 0 switch" and "rail 1".
+    Rank i of every host has a link to rail switch i, as in clusters of DGX A100 (the defaults are
+    NVSwitch and InfiniBand bytes per second per rank, as in ForestColl's evaluation). It is a
+    ``switch_2d`` with rank = host * ranks + index. Vertices are named "host 0 rank 1", "host 0
+    switch" and "rail 1".
 
     Args:
-        hosts, ranks: hosts, and ranks of a host.
-        alpha, bandwidth: of a rank's link inside its host and of that to its rail.
+        hosts, ranks: number of hosts, and number of ranks of a host.
+        alpha, bandwidth: those of a rank's link inside its host, and of its link to the rail.
     """
     clusters = switch_2d(ranks, hosts, alpha=alpha, bandwidth=bandwidth)
     names = [f"host {h} rank {r}" for h in range(hosts) for r in range(ranks)]
-    # The product has the switches of its outer dimension first; a line of one rank has none.
+    # The product has the switches of its outer dimension first; a line with one rank has none.
     if hosts > 1:
         names += [f"rail {r}" for r in range(ranks)]
     if ranks > 1:
@@ -271,9 +273,9 @@ def ring_fc_switch(
         ring_side, fc_side, switch_side: ranks along each dimension.
         alpha: seconds per link, one or one per dimension.
         bandwidth: bytes per second per link, one or one per dimension.
-        shared: whether the bandwidth of a dimension is that of a rank, shared by all its links
-            there, and not that of each link.
-        degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
+        shared: whether the bandwidth of a dimension is that of a rank, which all its links there
+            share, instead of that of each link.
+        degree: None to keep the switches, or the degree with which to unwind them (see ``switch``).
     """
     alphas = latencies(alpha, 3)
     bandwidths: tuple = speeds(bandwidth, 3)
@@ -298,17 +300,17 @@ def _named(name: str, degrees: Sequence[int | None]) -> str:
 def behind_routers(
     network: Topology, terminals: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
 ) -> Topology:
-    """The network with every rank turned into a switch that has ``terminals`` ranks.
+    """The network in which every rank becomes a switch with ``terminals`` ranks.
 
     Ranks of a router are consecutive. Switches of the network follow the routers.
 
     Args:
         network: the routers, as ranks, and their links.
-        terminals: ranks of a router.
+        terminals: number of ranks of a router.
         alpha, bandwidth: seconds and bytes per second of the links between a rank and its router.
 
     Raises:
-        TopologyError: no terminals.
+        TopologyError: there are no terminals.
     """
     checks.instance(network, Topology, "network", TopologyError)
     terminals, alpha, bandwidth = count(terminals, "terminals"), latency(alpha), speed(bandwidth)
@@ -319,8 +321,8 @@ def behind_routers(
     rank = np.arange(n)
     router = n + rank // terminals
     port = np.arange(terminals)
-    # The network's own symmetries take routers along with their ranks; and the ranks of all routers
-    # may turn.
+    # The network's own symmetries move routers together with their ranks; and the ranks of all
+    # routers may turn.
     images = [_image(np.asarray(move), routers, port) for move in network.generators]
     if terminals > 1:
         images.append(_image(np.arange(network.num_vertices), routers, (port + 1) % terminals))
@@ -338,7 +340,7 @@ def behind_routers(
 
 
 def _image(vertex: np.ndarray, routers: int, port: np.ndarray) -> tuple[int, ...]:
-    """Where all vertices go when those of the network and the ports of a router move."""
+    """The images of all vertices when those of the network and the ports of a router move."""
     terminals = len(port)
     ranks = (vertex[:routers, None] * terminals + port).ravel()
     return tuple(int(v) for v in [*ranks, *(routers * terminals + vertex)])
@@ -354,7 +356,7 @@ def flattened_butterfly(
 
     Args:
         sides: routers along each dimension.
-        terminals: ranks of a router; 0 if the routers are the ranks.
+        terminals: number of ranks of a router; 0 if the routers are the ranks.
         alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
@@ -375,23 +377,23 @@ def dragonfly(
 ) -> Topology:
     """Fully connected groups, and one link each way between every two groups.
 
-    The link of group i to group j leaves from router (j - i - 1) mod groups, counted on round the
-    routers where there are more groups than routers. With as many routers as other groups this is
-    the canonical DragonFly with one global link a router (Kim, Dally, Scott and Abts, ISCA 2008,
-    Sec. 3); with more, some routers have none. Routers are the ranks:
-    rank = group * routers + router.
+    The link of group i to group j leaves from router (j - i - 1) mod groups, counted round the
+    routers again if there are more groups than routers. With as many routers as other groups this
+    is the canonical DragonFly with one global link per router (Kim, Dally, Scott and Abts, ISCA
+    2008, Sec. 3); with more, some routers have none. Routers are the ranks: rank = group * routers
+    + router.
 
     The TACOS paper's 4 x 5 at 400 and 200 GB/s (Sec. VI-B.1) is ``dragonfly(5, 4)``: like its other
     networks it is written innermost first, and four groups of five could not reach the 90 % of
-    Ideal that the paper reports, as three links out of a group allow 71 % only.
+    Ideal that the paper reports, because three links out of a group allow only 71 %.
 
     Args:
-        groups, routers: groups, and routers of a group.
-        alpha: seconds per link, one for all or one for links inside groups and one between them.
-        bandwidth: bytes per second per link, likewise.
+        groups, routers: number of groups, and number of routers of a group.
+        alpha: seconds per link; one for all links, or one inside groups and one between them.
+        bandwidth: bytes per second per link, given in the same way.
 
     Raises:
-        TopologyError: no groups or no routers.
+        TopologyError: there are no groups or no routers.
     """
     groups, routers = count(groups, "groups"), count(routers, "routers")
     alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
@@ -404,7 +406,7 @@ def dragonfly(
         for v in range(routers)
         if u != v
     ]
-    # Seen from both ends: group j is the (j - i - 1)-th after i, and i the (i - j - 1)-th after j.
+    # From both ends: group j is the (j - i - 1)-th after i, and i is the (i - j - 1)-th after j.
     between = [
         (i * routers + (j - i - 1) % groups % routers, j * routers + (i - j - 1) % groups % routers)
         for i in range(groups)
@@ -414,7 +416,7 @@ def dragonfly(
     pairs = np.asarray(inside + between, np.int64).reshape(-1, 2)
     counts = (len(inside), len(between))
     ranks = groups * routers
-    # Groups may turn: which router has a link depends on how far the groups are apart alone.
+    # Groups may turn, since the router of a link depends only on the distance of its groups.
     turn = tuple((rank + routers) % ranks for rank in range(ranks))
     return Topology(
         ranks,

@@ -33,7 +33,7 @@ from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.encoded import EncodedCall
 from jaxcoll.execute.primitives import vary
-from jaxcoll.execute.wires import wire_of
+from jaxcoll.execute.wires import wide_of, wire_of
 from jaxcoll.numerics import checks
 from jaxcoll.training import LeafSums, check_options, names_of, tracked
 from jaxcoll.training.sharded_state import row_spec
@@ -210,7 +210,7 @@ class _Feedback:
 
 def _wide(x):
     dtype = jnp.asarray(x).dtype
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    return wide_of(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
 def _finite(lost, old):

@@ -1,8 +1,8 @@
 """TreeFlow: weighted spanning trees that broadcast every shard at once, their load and their sends.
 
-As a schedule the data of a tree is cut into pieces that follow each other down the tree: on a path
-0->1->2 and two pieces, 0->1 carries them in steps 0 and 1, 1->2 in steps 1 and 2. ``stream`` is the
-order in which links carry the pieces of several trees.
+In a schedule the data of a tree is cut into pieces that follow each other down the tree: for
+example, on a path 0->1->2 with two pieces, 0->1 carries them in steps 0 and 1, and 1->2 in steps 1
+and 2. ``stream`` is the order in which links carry the pieces of several trees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxcoll.trees.stream import steps_in_order, stream_order, stream_steps
 __all__ = ["TreeFlow"]
 
 ORDERS = ("stream", "steps")
-_SAFE = 2**62  # sums of weights below it fit 64 bits
+_SAFE = 2**62  # sums of weights below this fit 64 bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -34,24 +34,24 @@ class TreeFlow:
     """A tree-flow schedule (ForestColl, dissertation, Sec. 4.3): trees that run at the same time.
 
     A tree of weight m carries m/k of its root's shard (of a shard of weight 1) to all other ranks.
-    A shard of s bytes takes s x ``inverse`` seconds, latency aside, when every tree flows
+    A shard of s bytes takes s x ``inverse`` seconds, apart from latency, when every tree flows
     steadily.
 
     Attributes:
         topology: the network.
         k: trees per rank, if all ranks have equal shards; trees for a shard of weight 1.
-        shard: trees each rank is the root of, k times the weight of its shard.
+        shard: number of trees with each rank as root, k times the weight of its shard.
         root: root of each tree, int32 of shape (trees,).
-        weight: its weight m, like trees in one, int64 of shape (trees,).
+        weight: weight m of each tree, which stands for m equal trees, int64 of shape (trees,).
         edges: connections from rank to rank with their paths through switches.
         tree_ptr: the edges of tree i are ``edge[tree_ptr[i]:tree_ptr[i + 1]]``, int64.
-        edge: edges of each tree, one into every rank but the root, a rank's parent joining the
-            tree before it; int32.
+        edge: edges of each tree, one into every rank except the root, parents before children;
+            int32.
         inverse: seconds per byte of shard (1/x), exact.
-        certificate: how it was found, by name.
+        certificate: facts about how it was found, by name.
 
     Raises:
-        ScheduleError: a field of another type; whether the trees are any, ``check_load`` says.
+        ScheduleError: a field has another type; ``check_load`` checks the trees themselves.
     """
 
     topology: Topology
@@ -78,12 +78,12 @@ class TreeFlow:
 
     @property
     def num_trees(self) -> int:
-        """Number of different trees; ``weight`` says how many like ones each stands for."""
+        """Number of different trees; ``weight`` tells how many equal ones each stands for."""
         return len(self.root)
 
     @functools.cached_property
     def depth(self) -> np.ndarray:
-        """Edges from the root to the far end of each tree edge, int32 of shape (tree edges,)."""
+        """Edges between the root and the end of each tree edge, int32 of shape (tree edges,)."""
         depth = np.zeros(len(self.edge), np.int32)
         reached = np.full(self.topology.num_ranks, -1, np.int32)
         _grow(self.root, self.tree_ptr, self.edge, self.edges.src, self.edges.dst, depth, reached)
@@ -91,7 +91,7 @@ class TreeFlow:
 
     @functools.cached_property
     def heights(self) -> np.ndarray:
-        """Edges from root to the farthest rank of each tree, int32 of shape (trees,)."""
+        """Edges between the root and the farthest rank of each tree, int32 of shape (trees,)."""
         return np.maximum.reduceat(self.depth, self.tree_ptr[:-1])
 
     @property
@@ -101,13 +101,13 @@ class TreeFlow:
 
     @property
     def mean_height(self) -> float:
-        """Mean height over all trees, like ones counted as often as they stand."""
+        """Mean height over all trees, weighted by ``weight``."""
         return float(np.average(self.heights, weights=self.weight))
 
     @functools.cached_property
     def load(self) -> tuple[int, ...]:
-        """Trees on each link, each counted as often as it stands and as it crosses."""
-        # NumPy's integers wrap around in silence; Python's take over where a sum might reach that.
+        """Number of trees on each link, weighted, and counted once per crossing."""
+        # NumPy's integers wrap around silently, so Python's are used where a sum might do that.
         whole = int(self.weight.sum()) * max(len(self.edge), 1) < _SAFE
         on_edge = np.zeros(len(self.edges), np.int64 if whole else object)
         weight = self.weight if whole else self.weight.astype(object)
@@ -117,23 +117,24 @@ class TreeFlow:
         return tuple(int(x) for x in on_link)
 
     def check_load(self) -> Fraction:
-        """Recompute everything exactly: that these are spanning trees, and how fast they are.
+        """Check exactly that these are spanning trees, and recompute how fast they are.
 
-        Checked: every edge is a path of links; every tree reaches every rank once, from ranks it
-        has reached before; the trees of every root have the weight of its shard; no link carries
-        more than its bandwidth allows at the rate 1 / ``inverse``, and some link carries as much.
+        The checks are: every edge is a path of links; every tree reaches every rank once, from
+            ranks it has reached before; the trees of every root have the weight of its shard; no
+            link carries more than its bandwidth allows at the rate 1 / ``inverse``, and some link
+            carries as much.
 
         Returns:
             The throughput in seconds per byte of shard, which is ``inverse``.
 
         Raises:
-            ScheduleError: naming the first tree, root or link that is wrong.
+            ScheduleError: a tree, root or link is wrong; the text names the first one.
         """
         self.edges.check(self.topology)
         self._check_trees()
         worst = self.slowest_link()
-        # Fractions: a rate is claimed as exact, and a float would let a link through that is over
-        # by a hair, or refuse one that is just full.
+        # Fractions are used because the rate is claimed as exact: with floats, a slightly
+        # overloaded link might pass, or a full link might be refused.
         for link, load in enumerate(self.load):
             seconds = Fraction(load, self.k) / self.topology.exact_bandwidth[link]
             if seconds > self.inverse:
@@ -147,10 +148,10 @@ class TreeFlow:
         return worst
 
     def counted(self) -> TreeFlow:
-        """The trees, checked link by link, with the throughput that was found.
+        """The trees, checked link by link, with the throughput that results.
 
         Raises:
-            ScheduleError: as ``check_load``.
+            ScheduleError: as for ``check_load``.
         """
         said = (
             f"{self.num_trees} different trees that span all ranks, those of every rank as many as "
@@ -160,7 +161,7 @@ class TreeFlow:
         return dataclasses.replace(self, certificate={**self.certificate, "counted": said})
 
     def slowest_link(self) -> Fraction:
-        """Seconds per byte of shard on the link that takes longest for the load of the trees."""
+        """Seconds per byte of shard on the link that takes longest for its load."""
         speed = self.topology.exact_bandwidth
         return max(Fraction(x, self.k) / b for x, b in zip(self.load, speed, strict=True))
 
@@ -171,7 +172,7 @@ class TreeFlow:
             raise ScheduleError(
                 f"trees need a root, a weight and edges each, got lengths {lengths}"
             )
-        # n - 1 edges that each add a rank are a spanning tree; ``_grow`` looks whether each does.
+        # n - 1 edges that each add a rank are a spanning tree; ``_grow`` checks that each does.
         if not np.array_equal(self.tree_ptr, np.arange(count + 1) * (n - 1)):
             raise ScheduleError(f"every tree needs {n - 1} edges, one into each rank but its root")
         if len(self.edge) != count * (n - 1):
@@ -205,14 +206,14 @@ class TreeFlow:
 
     @property
     def granularity(self) -> int:
-        """Chunks per shard are a multiple of this: trees per rank over what all weights share."""
+        """A divisor of all chunk counts: trees per rank over the common divisor of weights."""
         return self.k // int(np.gcd.reduce([*self.weight, self.k]))
 
     def collective(self, pieces: int) -> Collective:
         """The collective of ``to_schedule``: granularity x pieces chunks per shard.
 
         Raises:
-            ScheduleError: fewer than one piece, or shards that are not a multiple of k trees.
+            ScheduleError: there is less than one piece, or shards are not a multiple of k trees.
         """
         pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
         n, chunks = self.topology.num_ranks, self.granularity * pieces
@@ -242,17 +243,17 @@ class TreeFlow:
         approaches the optimum as their number grows, with a delay of about the height in pieces.
 
         Args:
-            pieces: messages into which each tree edge's load is cut.
-            order: "stream" lets every link carry, of the segments that have arrived, the one
-                with the farthest to go relative to its place in the sequence; it converges fastest.
+            pieces: number of messages into which each tree edge's load is cut.
+            order: with "stream" every link carries, of the segments that have arrived, the one with
+                the farthest to go relative to its place in the sequence; this converges fastest.
                 "steps" moves all trees one edge per step: segment j crosses the d-th edge from the
-                root in step j + d, in pieces + height - 1 steps, the fewest.
+                root in step j + d. That takes pieces + height - 1 steps, the fewest possible.
             collective: all ranks in one group, in any order; made with ``granularity`` x pieces
                 chunks per shard when omitted.
 
         Raises:
-            ScheduleError: fewer than one piece, an unknown order, a collective of another kind or
-                with a number of chunks that the trees do not divide into.
+            ScheduleError: there is less than one piece, the order is unknown, or the collective has
+                another kind or a number of chunks that does not fit the trees.
         """
         made = self.collective(pieces)
         checks.choice(order, ORDERS, "order", ScheduleError)
@@ -275,10 +276,9 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
     chunks = collective.chunks_per_shard // flow.granularity  # of a tree of the least weight
     pieces = min(pieces, chunks)
     n = flow.topology.num_ranks
-    # A message is a tree edge and a piece; it carries chunks first..last - 1 of its tree.
-    # Chunks go to pieces as evenly as whole numbers allow, so that no message is much longer.
-    # A row per tree edge and piece, tree by tree, so that columns of both orders below are indices
-    # of rows.
+    # A message is a tree edge and a piece; it carries chunks first..last - 1 of its tree. Chunks go
+    # to pieces as evenly as whole numbers allow, so that no message is much longer. A row per tree
+    # edge and piece, tree by tree, so that columns of both orders below are indices of rows.
     tree = np.repeat(np.arange(flow.num_trees), (n - 1) * pieces)
     row = np.repeat(np.arange(len(flow.edge)), pieces)
     piece = np.tile(np.arange(pieces), len(flow.edge))
@@ -293,9 +293,9 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
         sequence = np.arange(len(row))
     else:
         before, network = edge_before(flow), _network(flow)
-        # Steps of all trees together would wait for the slowest link in each of them. So the order
-        # in which links serve comes from a run of the network without latencies, and steps only
-        # keep that order on every link.
+        # If all trees moved in common steps, each step would wait for its slowest link. So the
+        # order in which links serve comes from a run of the network without latencies, and steps
+        # only keep that order on every link.
         begin = stream_order(*network, before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link
@@ -318,10 +318,10 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
 
 
 def _check_carries(flow: TreeFlow, made: Collective, collective: Collective) -> None:
-    """Refuse a collective other than the one that is ``made``, but for the number of chunks."""
+    """Refuse a collective other than ``made``, except for the number of chunks."""
     kind = collective.traits
     whole = len(collective.groups) == 1 and len(collective.groups[0]) == flow.topology.num_ranks
-    # An all_gather to which one rank contributes is its broadcast.
+    # An all_gather to which only one rank contributes is a broadcast from that rank.
     known = collective.kind == made.kind or (kind.copies and kind.is_sharded)
     if not (known and whole and np.array_equal(_shares(collective), _shares(made))):
         raise ScheduleError(f"these trees carry {flow.collective(1)}, not {collective}")
@@ -333,7 +333,7 @@ def _check_carries(flow: TreeFlow, made: Collective, collective: Collective) -> 
 
 
 def _shares(collective: Collective) -> np.ndarray:
-    """Chunks of each rank's shard in units of ``chunks_per_shard``."""
+    """The chunks of each rank's shard, in units of ``chunks_per_shard``."""
     chunks = np.bincount(collective.owner, minlength=collective.num_ranks)
     return chunks // collective.chunks_per_shard
 
@@ -362,18 +362,18 @@ def edge_before(flow: TreeFlow) -> np.ndarray:
 
 
 def _network(flow: TreeFlow) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Path of each tree edge's edge, and how long a tree of weight 1 takes on each link."""
+    """The path of each tree edge's edge, and the time of a tree of weight 1 on each link."""
     speeds, which = flow.topology.speeds
     fastest = max(bandwidth for _, bandwidth in speeds)
     room = max(1, 2**40 // int(flow.weight.max()))
-    # Rounded: these times only decide an order.
+    # Rounding is harmless, since these times only decide an order.
     pace = [max(1, round(room * min(fastest / b, 2**10))) for _, b in speeds]
     return flow.edge, flow.edges.path_ptr, flow.edges.path_link, np.asarray(pace, np.int64)[which]
 
 
 @kernel(cache=True)
 def _grow(root, tree_ptr, edge, src, dst, depth, reached):
-    """Fill in the depth of every tree edge; the first that does not grow its tree, or -1."""
+    """Fill in the depth of every tree edge; returns the first that adds no rank, or -1."""
     for i in range(len(root)):
         reached[:] = -1
         reached[root[i]] = 0
@@ -381,7 +381,7 @@ def _grow(root, tree_ptr, edge, src, dst, depth, reached):
             u, v = src[edge[j]], dst[edge[j]]
             if reached[u] < 0 or reached[v] >= 0:
                 return j
-            # No edge into a rank that was reached, and one fewer than there are ranks: so a tree
-            # that passes reaches all of them, and has no circle.
+            # A tree that passes has no edge into a rank that was reached, and one edge fewer than
+            # there are ranks. So it reaches all of them, without cycles.
             reached[v] = depth[j] = reached[u] + 1
     return -1

@@ -1,9 +1,9 @@
-"""The order in which links carry the segments of trees when none waits longer than its turn.
+"""The order in which links carry the segments of trees.
 
-A run of the network without latencies: a link that is free takes, of the segments that have
-arrived, the one with the farthest to go less its place in the sequence of its tree; inside the
-network, first come, first served. Low trees fill the gaps that high ones leave, and high ones end
-early.
+It comes from a run of the network without latencies. A free link takes, of the segments that have
+arrived, the one with the largest remaining distance less its place in the sequence of its tree;
+inside the network, links serve first come, first served. So low trees fill the gaps that high trees
+leave, and high trees end early.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
 
-# Events of a call: kernels see no signals, and Python handles them between two calls.
+# The most events of a call: kernels do not see signals, which Python handles between calls.
 _EVENTS_AT_ONCE, _STEPS_AT_ONCE = 1 << 18, 1 << 21
 
 
 class _Streams(NamedTuple):
-    """Messages that wait for links, and links that are at work.
+    """Messages that wait for links, and links that carry messages.
 
     Attributes:
-        below: see ``_farthest``; child_ptr, child: the tree edges that carry on what each brings.
-        heap_ptr, key, item, size: every link keeps the messages that wait for it in a heap of its
-            own part of two arrays.
+        below: see ``_farthest``; child_ptr, child: the tree edges that continue each tree edge.
+        heap_ptr, key, item, size: a heap per link, in its part of two arrays, with the messages
+            that wait for the link.
         hop: the link of its path that each message takes next.
-        begin: when each message starts on its first link.
+        begin: the tick when each message starts on its first link.
         on_link: the message on each link, or -1.
-        times, events: heap of events, by time and link: a link is done with its message, or at
-            first with none.
+        times, events: heap of events, by time and link: the link becomes free, which is also the
+            first event of each link.
     """
 
     below: np.ndarray
@@ -49,19 +49,19 @@ class _Streams(NamedTuple):
 
 
 def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
-    """When each message (tree edge x pieces + piece) starts on its first link, in ticks.
+    """The tick when each message (tree edge x pieces + piece) starts on its first link.
 
     Args:
         edge: edge of each tree edge, tree by tree.
         path_ptr, path_link: the links of each edge.
         pace: ticks that a tree of weight 1 takes on each link, for one piece.
-        before: the tree edge that brings what each tree edge carries on, -1 at the root.
+        before: the tree edge before each tree edge, -1 at the root.
         weight: weight of each tree.
     """
     # One event per link at the start, at time 0: the moment when it is first free.
     count, links = len(edge), len(pace)
-    # Queues of all links in one column, each with room for every message that ever crosses its
-    # link: nothing is allocated in a kernel.
+    # The queues of all links are in one column, each with room for every message that ever crosses
+    # its link, so that kernels allocate nothing.
     heap_ptr = queue_starts(edge, path_ptr, path_link, links) * pieces
     now = _Streams(
         _farthest(before),
@@ -89,7 +89,7 @@ def _wait_at_roots(first_link, before, pieces, now):
     link = np.repeat(first_link[at_root], pieces)
     message = (at_root[:, None] * pieces + np.arange(pieces)).ravel()
     rank = (np.arange(pieces) - now.below[at_root, None]).ravel()
-    # Sorted by (rank, message), the messages of a link are a heap as they stand.
+    # Sorted by (rank, message), the messages of a link are already a heap.
     order = np.lexsort((message, rank, link))
     now.size[:] = np.bincount(link, minlength=len(now.size))
     before_link = np.cumsum(now.size) - now.size
@@ -103,7 +103,7 @@ def _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending):
     below, child_ptr, child, heap_ptr = now.below, now.child_ptr, now.child, now.heap_ptr
     key, item, size, hop, begin = now.key, now.item, now.size, now.hop, now.begin
     on_link, times, events = now.on_link, now.times, now.events
-    # Trees span all ranks, so each has as many edges as any other.
+    # Trees span all ranks, so all have equally many edges.
     per_tree, taken = len(edge) // len(weight), 0
     while pending and taken < _EVENTS_AT_ONCE:
         taken += 1
@@ -120,7 +120,8 @@ def _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending):
         for a in range(arrivals + 1):
             link = done
             if a < arrivals:
-                # The message waits for the next link of its path, or its copies for their first.
+                # The message waits for the next link of its path, or its copies wait for their
+                # first links.
                 c = j if moves_on else child[child_ptr[j] + a]
                 waiting, rank = c * pieces + p, time if moves_on else p - below[c]
                 link = path_link[path_ptr[edge[c]] + hop[waiting]]
@@ -142,7 +143,7 @@ def queue_starts(edge, path_ptr, path_link, links):
     Args:
         edge: edge of each send.
         path_ptr, path_link: links of each edge.
-        links: how many links there are.
+        links: number of links.
     """
     crossings = np.repeat(np.bincount(edge, minlength=len(path_ptr) - 1), np.diff(path_ptr))
     # Counts are far below 2**53, which floats hold exactly.
@@ -151,14 +152,14 @@ def queue_starts(edge, path_ptr, path_link, links):
 
 
 def steps_in_order(assign, order, edge, first_link, links, *waits):
-    """The step of each message, by a kernel that takes them in order and a part at a time.
+    """The step of each message, by a kernel that takes messages in order, a part at a time.
 
     Args:
-        assign: the kernel: what messages wait for, ``waits``, differs; the rule, ``take_step``,
-            does not.
-        order: the messages, each after all that it waits for.
+        assign: the kernel. Kernels differ in ``waits``, which tells what messages wait for, but
+            share the rule ``take_step``.
+        order: the messages, each after all messages that it waits for.
         edge: edge of each message, as ``assign`` numbers it.
-        first_link: of each edge.
+        first_link: the first link of each edge.
     """
     step = np.zeros(len(order), np.int64)
     on_link, on_edge = np.zeros(links, np.int64), np.full(len(first_link), -1, np.int64)
@@ -170,8 +171,9 @@ def steps_in_order(assign, order, edge, first_link, links, *waits):
 
 @kernel(cache=True, nogil=True)
 def take_step(ready, edge, first_link, on_link, on_edge):
-    """The first step from ``ready`` on that keeps the order of a link, and one after the last of
-    the edge: two messages of an edge in one step would be one message.
+    """The first step from ``ready`` on that keeps the order of a link and is free on the edge.
+
+    Two messages of an edge in one step would be one message, so they take different steps.
     """
     link = first_link[edge]
     on_link[link] = on_edge[edge] = max(ready, on_link[link], on_edge[edge] + 1)
@@ -180,7 +182,7 @@ def take_step(ready, edge, first_link, on_link, on_edge):
 
 @kernel(cache=True, nogil=True)
 def stream_steps(sequence, edge, first_link, on_link, on_edge, step, before, pieces):
-    """The step of each message: after what brings its piece, in sequence on its first link."""
+    """The step of each message: after its piece has arrived, in sequence on its first link."""
     for message in sequence:
         j, p = message // pieces, message % pieces
         ready = step[before[j] * pieces + p] + 1 if before[j] >= 0 else 0
@@ -189,7 +191,7 @@ def stream_steps(sequence, edge, first_link, on_link, on_edge, step, before, pie
 
 @kernel(cache=True)
 def _farthest(before):
-    """How many more edges what each tree edge carries goes down at most."""
+    """The most further edges below each tree edge."""
     below = np.zeros(len(before), np.int64)
     for j in range(len(before) - 1, -1, -1):
         if before[j] >= 0:

@@ -327,6 +327,22 @@ def bytes_by_group(
         yield number, input_bytes(problem, plans), others
 
 
+def bytes_at_peak(
+    problem: Problem, decisions: Decisions, reshards: Sequence[ReshardPlan], kept: Kept
+) -> list[tuple[int, int, dict[Category, float]]]:
+    """By tensor group what is live at the peak: its number, its bytes of inputs, and all others.
+
+    Together they are ``peak_memory``, but for rounding.
+    """
+    of_groups = [*bytes_by_group(problem, decisions, reshards, kept)]
+    total = sum((nbytes for _, _, nbytes in of_groups), no_bytes(problem)).sum(0)
+    peak = int(total.argmax())
+    return [
+        (number, inputs, dict(zip(CATEGORIES, nbytes[:, peak].tolist(), strict=True)))
+        for number, inputs, nbytes in of_groups
+    ]
+
+
 def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
     """The memory at its peak.
 

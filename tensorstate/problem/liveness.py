@@ -387,7 +387,8 @@ class Liveness:
             if before:
                 yield "receive_buffer_in_forward", start, start + 1, 1
             yield "resharded_in_forward", start, max(ends, default=start), 1
-            of_input = Reads(start, start, after, (), False, True, None)
+            # Operators that rerun read the copy that is stored, too, or else gather another one.
+            of_input = Reads(start, start, after, again, False, needed_after_forward, None)
             for span, begin, end, count in table.DEFAULT.lived(of_input):
                 yield (table.DEFAULT, span), begin, end, count
             return

@@ -74,6 +74,8 @@ SUMS_ITEMSIZE = 4
 SLICES = frozenset({"slice", "dynamic_slice", "scan_row", "scan_stack"})
 # Operators that only hand over: a loop's carry stays where it is.
 FREE = frozenset({"carry_in", "carry_out", "while_condition"})
+# Times that a row of a stack is read or written from its making to its use.
+STACK_TRAFFIC = 4
 
 
 class RingSend(NamedTuple):
@@ -264,8 +266,19 @@ class Problem:
         self, group: TensorGroup, keeping: Keeping, placements: Placements
     ) -> float:
         """Seconds per training step to store a copy of one of the tensors and to fetch it."""
-        seconds = keeping.seconds(self.hardware, self.local_bytes(group, placements))
+        nbytes = self.local_bytes(group, placements)
+        seconds = keeping.seconds(self.hardware, nbytes)
+        if self._is_stacked(group):
+            # A row is read and written when it is laid into the stack, and again out of it: as by
+            # ``scan_stack`` and ``scan_row`` of a loop that is not traced with its mirror.
+            seconds += STACK_TRAFFIC * nbytes / self.hardware.memory_bandwidth
         return seconds * group.num_repeats * (self.microbatches if group.in_loop else 1)
+
+    def _is_stacked(self, group: TensorGroup) -> bool:
+        """Whether all iterations of a loop store their copies in one stack, for its mirror."""
+        number = group.tensors[0]
+        is_mirrored = self.graph.mirror(self.graph.loops_around(number)) is not None
+        return is_mirrored and group.in_forward and not self.liveness.is_fused(number)
 
     def num_repeats(self, class_id: int) -> int:
         """Number of times that a class runs per step."""

@@ -11,10 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from tensorstate.cost.cost import SearchResult
-from tensorstate.cost.memory import CATEGORIES, bytes_by_group, is_gradient, no_bytes
+from tensorstate.cost.memory import bytes_at_peak, is_gradient
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.step_tasks import operator_names
 from tensorstate.cost.timeline import StepSchedule
@@ -183,7 +181,7 @@ class Buffer:
 
     Attributes:
         what, layer: as of a ``Sending``.
-        category: "inputs", or one of ``CATEGORIES``.
+        category: "inputs", or one of ``cost.memory.CATEGORIES``.
         nbytes: per device.
         class_id: number of the node class that produces it.
     """
@@ -198,17 +196,14 @@ class Buffer:
 def peak_buffers(problem: Problem, result: SearchResult, layers: Layers) -> list[Buffer]:
     """The buffers that are live at the peak, the largest first."""
     cost, graph = result.cost, problem.graph
-    of_groups = [*bytes_by_group(problem, result.decisions, cost.reshards, cost.kept)]
-    total = sum((nbytes for _, _, nbytes in of_groups), no_bytes(problem)).sum(0)
-    peak = int(total.argmax())
     found: dict[object, Buffer] = {}
-    for number, own, nbytes in of_groups:
+    at_peak = bytes_at_peak(problem, result.decisions, cost.reshards, cost.kept)
+    for number, own, others in at_peak:
         group = problem.tensor_groups[number]
-        live_in = dict(zip(CATEGORIES, np.asarray(nbytes)[:, peak].tolist(), strict=True))
         # Of a group some tensors may be live and others not: their names say less than its row's.
         tensor = graph.tensors[group.tensors[0]]
         what, layer = _what(problem, group, tensor.index, layers), layers.of_tensor[tensor.index]
-        for category, live in {"inputs": own, **live_in}.items():
+        for category, live in {"inputs": own, **others}.items():
             if live > 0:
                 key = what, layer, category
                 buffer = found.setdefault(key, Buffer(*key, 0.0, group.class_id))

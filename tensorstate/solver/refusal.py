@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
-from tensorstate.cost.memory import least_bytes_by_point
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.memory import bytes_at_peak, least_bytes_by_point
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
 from tensorstate.keeping import table
@@ -127,27 +126,17 @@ def infeasible_message(
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
 
-    def persistent_bytes(reshard: ReshardPlan) -> int:
-        """Bytes per device of an input, and of saved and loop-resident copies."""
-        group = problem.tensor_groups[reshard.group]
-        copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
-        stored = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
-        held = sum(problem.local_bytes(group, copy) for copy in copies)
-        return reshard.multiplicity * (stored + held)
-
-    largest = sorted(least.cost.reshards, key=persistent_bytes, reverse=True)[:LARGEST]
-    names = ", ".join(
-        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: "
-        f"{bytes_text(persistent_bytes(reshard))}"
-        for reshard in largest
-    )
+    # All that is live at the peak, so that what is named adds up to it.
+    at_peak = bytes_at_peak(problem, least.decisions, least.cost.reshards, least.cost.kept)
+    largest = _largest(problem, ((n, round(own + sum(of.values()))) for n, own, of in at_peak))
     known = "the least" if infeasible.proven else "the least that was found"
     return (
         f"{none}: {known} is about {bytes_text(memory.peak)}, "
         f"{bytes_text(memory.peak - limit)} more. Inputs take "
         f"{bytes_text(memory.inputs)}, saved tensors "
         f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
-        f"{bytes_text(memory.gradients)}; the largest are {names}"
+        f"{bytes_text(memory.gradients)}, temporaries {bytes_text(memory.temporaries)}; the "
+        f"largest at the peak are {largest}"
         f"{less(problem, options)}{more_time}"
     )
 

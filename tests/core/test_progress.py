@@ -60,7 +60,15 @@ def test_a_log_has_a_line_now_and_then(monkeypatch):
     monkeypatch.setattr(sys, "stderr", log)
     with working("counting") as report:
         report(Progress(1, 2, "one"))
-    assert log.getvalue() == ""  # of ten seconds
+    assert log.getvalue() == ""  # of five seconds
+    monkeypatch.setattr(progress, "_LONG", 0.01)
+    with working("counting"):
+        until = time.monotonic() + 20
+        while not log.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+    assert log.getvalue() == "counting (0 s)\n"  # once, until ten seconds are over
+    log.truncate(0)
+    log.seek(0)
     monkeypatch.setattr(progress, "_AGAIN", 0.01)
     with reporting(True, "counting", CollectiveError) as told:
         assert told is not None

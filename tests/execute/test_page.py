@@ -52,6 +52,18 @@ REFUSALS = {
         lambda s: execute.psum(s, "x", order="fixed"),
         jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
     ),
+    '`order="invariant"` of symbolic shapes, of complex numbers, of floats of 8 bits': (
+        lambda v: jax.eval_shape(
+            lambda s: execute.psum(s, "x", order="invariant"),
+            jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
+        )
+    ),
+    "`wire_dtype=` of symbolic shapes, of other types than floats, beside `order=`": (
+        lambda v: jax.eval_shape(
+            lambda s: execute.psum(s, "x", wire_dtype="bfloat16"),
+            jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
+        )
+    ),
     "buffers of 2**31 elements per rank": lambda v: execute.all_gather(v, "x", schedule="ring"),
 }
 

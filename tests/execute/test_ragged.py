@@ -22,6 +22,8 @@ from tests.execute.harness import mesh_of, sharded
 ROWS, OUT, WIDTH = 9, 40, 3
 # From source (row) to destination; 0 for some others, and rows that ranks keep.
 MOST = np.array([[2, 7, 0, 1], [3, 0, 0, 0], [2, 2, 4, 9], [5, 0, 1, 0]])
+# Short rows are cheaper padded where the schedule is left open.
+MATRIX = {"largest": "MOST", "schedule": "direct"}
 GROUPS = ((0, 2), (3, 1))
 MOST_OF_TWO = np.array([[1, 6], [0, 3]])
 
@@ -123,7 +125,7 @@ def compiled(slices: int = 1, **options):
 @given(seed=st.integers(0, 2**32), fill=st.sampled_from((0.0, 0.5, 1.0)))
 @pytest.mark.parametrize(
     "options",
-    [{}, {"largest": 9}, {"largest": "MOST"}, {"largest": "MOST", "check_vma": False}],
+    [{}, {"largest": 9}, MATRIX, {**MATRIX, "check_vma": False}],
     ids=["any", "one", "matrix", "unchecked"],
 )
 def test_any_sizes_and_offsets(options, seed, fill):
@@ -189,7 +191,9 @@ def test_a_schedule_that_does_not_fit_is_refused():
         jax.eval_shape(on_mesh(largest=MOST, schedule=schedule), *given)
 
 
-@pytest.mark.parametrize("options", [{}, {"largest": MOST_OF_TWO}], ids=["any", "matrix"])
+@pytest.mark.parametrize(
+    "options", [{}, {"largest": MOST_OF_TWO, "schedule": "direct"}], ids=["any", "matrix"]
+)
 def test_groups(options):
     given = case(5, MOST_OF_TWO, GROUPS, slices=2)
     program = jax.jit(on_mesh(axis_index_groups=GROUPS, **options))
@@ -200,7 +204,7 @@ def test_groups(options):
 def test_several_axes(axes):
     given = case(6, MOST)
     np.testing.assert_array_equal(
-        jax.jit(on_mesh((2, 2), axes, largest=MOST))(*given), expected(given)
+        jax.jit(on_mesh((2, 2), axes, largest=MOST, schedule="direct"))(*given), expected(given)
     )
 
 
@@ -221,7 +225,7 @@ def test_one_rank():
 def test_of_slices_that_overlap_the_last_counts():
     given = case(9, MOST)
     given = given._replace(output_offsets=np.minimum(given.output_offsets, 4))
-    np.testing.assert_array_equal(compiled(1, largest="MOST")(*given), expected(given))
+    np.testing.assert_array_equal(compiled(1, **MATRIX)(*given), expected(given))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,8 @@ def test_empty_and_flat_arrays(rows, out, shape):
         nothing = np.zeros_like(given.send_sizes)
         given = given._replace(send_sizes=nothing, recv_sizes=nothing)
     np.testing.assert_array_equal(
-        jax.jit(on_mesh(largest=MOST, check=bool(shape)))(*given), expected(given)
+        jax.jit(on_mesh(largest=MOST, schedule="direct", check=bool(shape)))(*given),
+        expected(given),
     )
 
 
@@ -252,7 +257,7 @@ def test_dtypes():
         return [
             jc.ragged_all_to_all(
                 (4 * operand[0]).astype(dtype), (4 * output[0]).astype(dtype), *mine,
-                axis_name="x", largest=MOST, check=False,
+                axis_name="x", largest=MOST, schedule="direct", check=False,
             )[None].astype(np.complex64)
             for dtype in dtypes
         ]  # fmt: skip
@@ -268,7 +273,7 @@ def test_64_bit_types():
     given = case(12, MOST)
     with jax.enable_x64(True):
         wide = Case(*(each.astype("f8" if each.dtype == "f4" else "i8") for each in given))
-        program = jax.jit(on_mesh(largest=MOST))
+        program = jax.jit(on_mesh(largest=MOST, schedule="direct"))
         np.testing.assert_array_equal(program(*wide), expected(wide))
         far = wide.output_offsets.copy()
         far[wide.send_sizes > 0] = 2**40
@@ -283,9 +288,12 @@ def test_64_bit_types():
     ("options", "groups"),
     [
         ({"largest": 9}, None),
-        ({"largest": MOST}, None),
+        ({"largest": MOST, "schedule": "direct"}, None),
         ({"largest": MOST, "schedule": "min_congestion", "lowering": "scan"}, None),
-        ({"largest": MOST_OF_TWO, "axis_index_groups": GROUPS}, GROUPS),
+        (
+            {"largest": MOST_OF_TWO, "axis_index_groups": GROUPS, "schedule": "direct"},
+            GROUPS,
+        ),
     ],
     ids=["one", "matrix", "scan", "groups"],
 )
@@ -315,7 +323,9 @@ def test_vmap():
 
     def call(*arguments):
         mine = [each[0] for each in arguments]
-        batch = functools.partial(jc.ragged_all_to_all, axis_name="x", largest=MOST)
+        batch = functools.partial(
+            jc.ragged_all_to_all, axis_name="x", largest=MOST, schedule="direct"
+        )
         return jax.vmap(batch)(*mine)[None]
 
     program = sharded(call, mesh_of(4), P("x"), P("x"))
@@ -357,10 +367,11 @@ def test_nothing_is_sent_but_what_there_is():
     # Rows so long that a permute more is always worth it.
     count, nbytes = permutes({"largest": most}, most, 2**20)
     assert nbytes == 2**22 * rows
-    # Short ones: padded, rather than more permutes.
-    few, nbytes = permutes({"largest": most}, most, 4)
+    # Short ones are padded, rather than more permutes; by default to blocks of one size.
+    few, nbytes = permutes({"largest": most, "schedule": "direct"}, most, 4)
     assert few == 3 < count
     assert 16 * rows < nbytes < 16 * 12 * most.max()
+    assert permutes({"largest": most}, most, 4) == (0, 0)
 
 
 def test_pairs_of_nothing_have_no_permute():
@@ -375,7 +386,7 @@ def test_many_rows_are_counted_by_several():
     """Beyond as many as are counted one by one, pairs are padded by a 64th in all."""
     most = np.random.default_rng(2).integers(1, 2**22, (4, 4))
     np.fill_diagonal(most, 0)
-    _, nbytes = permutes({"largest": most}, most, 64)
+    _, nbytes = permutes({"largest": most, "schedule": "direct"}, most, 64)
     assert 1 < nbytes / (256 * most.sum()) < 1 + 1 / 64
 
 
@@ -383,7 +394,7 @@ def test_many_rows_are_counted_by_several():
 
 
 def test_faults_end_in_one_error_on_all_ranks():
-    program, given = compiled(1, largest="MOST"), case(15, MOST, fill=1.0)
+    program, given = compiled(1, **MATRIX), case(15, MOST, fill=1.0)
     given = given._replace(
         send_sizes=np.minimum(MOST, 3).astype(np.int32), input_offsets=0 * given.input_offsets,
         recv_sizes=np.minimum(MOST, 3).T.astype(np.int32), output_offsets=0 * given.input_offsets,
@@ -416,7 +427,7 @@ def test_offsets_of_nothing_may_be_anything():
     none = given.send_sizes == 0
     given.input_offsets[none], given.output_offsets[none] = -7, 10**6
     wanted = expected(given._replace(input_offsets=np.abs(given.input_offsets)))
-    np.testing.assert_array_equal(compiled(1, largest="MOST")(*given), wanted)
+    np.testing.assert_array_equal(compiled(1, **MATRIX)(*given), wanted)
 
 
 def test_without_checks_sizes_are_cut():
@@ -426,7 +437,7 @@ def test_without_checks_sizes_are_cut():
     wanted = sizes.copy()
     wanted[0, 1] = min(MOST[0, 1], ROWS - given.input_offsets[0, 1], given.recv_sizes[1, 0])
     wanted[1, 2] = 0
-    found = compiled(1, largest="MOST", check=False)(*given._replace(send_sizes=sizes))
+    found = compiled(1, **MATRIX, check=False)(*given._replace(send_sizes=sizes))
     np.testing.assert_array_equal(found, expected(given._replace(send_sizes=wanted)))
 
 
@@ -494,7 +505,9 @@ def test_beside_axes_that_are_not_manual(kind):
 
     def call(*arguments, check=False):
         mine = (each[0] for each in arguments)
-        return jc.ragged_all_to_all(*mine, axis_name="x", largest=MOST, check=check)[None]
+        return jc.ragged_all_to_all(
+            *mine, axis_name="x", largest=MOST, schedule="direct", check=check
+        )[None]
 
     def on(function):
         return jax.shard_map(

@@ -345,6 +345,12 @@ def _of_clusters() -> dict[str, Kind]:
             _use_description(io.lstopo.load),
             refused,
         ),
+        "gke gpus": Kind(
+            _texts(printed.GPU_NODES),
+            _as_text,
+            _use_description(io.gke_gpus.load),
+            refused,
+        ),
         "gke labels": Kind(
             _texts(json.dumps(printed.nodes()), printed.DESCRIBED),
             _as_text,

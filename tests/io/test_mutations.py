@@ -29,7 +29,7 @@ NAMES = (
     *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
     *("sccl", "taccl", "te-ccl", "te-ccl schedule", "forestcoll", "graph files", "infragraph"),
     *("amd_smi", "amd_smi json", "slurm", "ibnetdiscover", "lstopo"),
-    *("gke labels", "ns3"),
+    *("gke gpus", "gke labels", "ns3"),
     "any",
     *("proved hlo", "chakra", "timings", "timings json"),
 )

@@ -50,6 +50,7 @@ TEXTS = {
     "ibnetdiscover": (printed.leaf_spine(2, 2, 1), jc.Topology),
     "lstopo": (printed.lstopo(hosts.h100()), jc.Topology),
     "gke labels": (printed.DESCRIBED, jc.Topology),
+    "gke gpus": (printed.GPU_NODES, jc.Topology),
     "gke labels json": (json.dumps(printed.nodes()), jc.Topology),
     "ns-3 of simai": (printed.SIMAI, jc.Topology),
     "ns-3 of hpcc": (printed.HPCC, jc.Topology),

@@ -75,9 +75,26 @@ def test_large_schedules_are_thinned_and_the_page_says_so(monkeypatch):
     assert len(data["links"]) == 7
     assert data["network"] is None
     assert "The 7 links that carry most of 24 have rows below." in notes
-    assert any("steps are shown" in note and "the totals count all" in note for note in notes)
+    assert any("can be looked at" in note and "totals are of all" in note for note in notes)
     assert any("chunks, the first" in note for note in notes)
     assert any("is not drawn" in note for note in notes)
+
+
+def test_links_of_a_thinned_schedule_are_as_busy_as_they_are(monkeypatch):
+    """Over time by all messages: links that are busy nearly always do not look idle."""
+    schedule = jc.synthesize(topologies.ring(8), "all_gather", "ring", chunks=16)
+    assert data_of(pages.schedule(schedule, 1e8))["density"] is None
+    monkeypatch.setattr(module, "MOST_HOPS", 20)
+    data, timeline = data_of(pages.schedule(schedule, 1e8)), jc.simulate(schedule, 1e8)
+    assert len(data["hops"]["step"]) <= len(timeline.hop_link) / 4
+    density = data["density"]
+    assert density["seconds"] <= data["seconds"]
+    levels = np.array([[int(digit, 36) / 35 for digit in row] for row in density["rows"]])
+    assert levels.shape == (16, module.MOST_BINS)
+    np.testing.assert_allclose(levels.mean(axis=1), timeline.utilization(), atol=1 / 35)
+    exact = timeline.utilization(module.MOST_BINS)
+    assert ((levels >= exact - 1e-6) & (levels < exact + 1 / 35 + 1e-6)).all()
+    assert timeline.mean_utilization() > 0.9
 
 
 @pytest.mark.parametrize("name", ["direct", "ring"])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import bound, simulate, synthesize, verify
+from jaxcoll import bound, progress, simulate, synthesize, verify
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.errors import AssumptionWarning, CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import NAMES
 from jaxcoll.numerics.checks import LEAST, MOST
-from jaxcoll.synth import Tacos
+from jaxcoll.synth import Tacos, entry
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import concurrent_flow
 from jaxcoll.topologies import ring, switch
@@ -109,3 +109,19 @@ def test_links_that_are_cut_for_a_search_warn_of_nothing():
             synthesize(star, kind, nbytes=1e6)
         with pytest.raises(AssumptionWarning, match="is like none that exists"):
             switch(8, bandwidth=50)
+
+
+def test_chunks_that_no_memory_holds_are_refused_at_once():
+    few = ring(4)
+    with pytest.raises(CollectiveError, match=r"120000000 sends .* at most 5592405 "):
+        synthesize(few, "all_reduce", "ring", chunks=10**7)
+
+
+def test_much_work_is_said_without_being_asked(monkeypatch, capsys):
+    """Of a few ranks, too, where chunks are many: here from one send and no second on."""
+    monkeypatch.setattr(entry, "_MANY_SENDS", 1)
+    monkeypatch.setattr(progress, "_LONG", 0.0)
+    synthesize(ring(4), "all_reduce", "ring", chunks=2**12)
+    assert "synthesizing all_reduce of 4 ranks" in capsys.readouterr().err
+    synthesize(ring(4), "all_reduce", "ring", chunks=2**12, progress=False)
+    assert capsys.readouterr().err == ""

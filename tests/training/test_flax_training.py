@@ -180,6 +180,54 @@ def test_an_nnx_optimizer_is_made_as_ever(check_vma):
     assert {leaf.shape[0] for leaf in jax.tree.leaves(fewer)} == {2}
 
 
+class Noisy(nnx.Module):
+    """With counts of dropout and statistics of all ranks beside its parameters."""
+
+    def __init__(self, rngs):
+        # Statistics take a bias away, so that rounding alone would move it.
+        self.first = nnx.Linear(6, 9, use_bias=False, rngs=rngs)
+        self.norm = nnx.BatchNorm(9, axis_name="x", momentum=0.5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.25, rngs=rngs)
+        self.second = nnx.Linear(9, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(self.dropout(nnx.tanh(self.norm(self.first(x)))))
+
+
+def noisy_state(tx):
+    """The objects after ``STEPS`` steps of the recipe of the page, and the loss of each."""
+    model = Noisy(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+
+    def step(state, x, y):
+        model, optimizer = nnx.merge(graph, state)
+        definition, params, rest = nnx.split(model, nnx.Param, ...)
+        own = nnx.merge(definition, lax.pcast(params, "x", to="varying"), rest)
+        loss, gradients = nnx.value_and_grad(lambda m: jnp.mean((m(x) - y) ** 2))(own)
+        optimizer.update(model, gradients)
+        nnx.update(model, nnx.state(own, nnx.Not(nnx.Param)))
+        return nnx.state((model, optimizer)), lax.pmean(loss, "x")
+
+    specs = jc.optax.state_specs(state, "x")
+    state, found = stepped(step, state, specs, check_vma=True)
+    nnx.update((model, optimizer), state)
+    return model, found
+
+
+def test_a_model_with_dropout_and_statistics_trains_as_with_pmean():
+    model, found = noisy_state(zero_adam())
+    native = optax.chain(optax.stateless(lambda g, _: lax.pmean(g, "x")), optax.adam(1e-2))
+    other, expected = noisy_state(native)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # Counts and statistics have moved on with every step.
+    assert set(map(int, jax.tree.leaves(nnx.state(model, nnx.RngCount)))) >= {STEPS}
+    for one, two in zip(jax.tree.leaves(nnx.state(model, nnx.BatchStat)),
+                        jax.tree.leaves(nnx.state(other, nnx.BatchStat)), strict=True):  # fmt: skip
+        np.testing.assert_allclose(one, two, rtol=1e-4)
+        assert float(jnp.abs(one - jnp.round(one)).max()) > 0
+
+
 # ---------------------------------------------------------------------- other models
 
 

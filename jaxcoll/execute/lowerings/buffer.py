@@ -210,17 +210,10 @@ def put(
 # ---------------------------------------------------------------------- steps
 
 
-def source(
-    buffer: jax.Array, round_: Round, rank: jax.Array, width: int, first: int = 0
-) -> jax.Array:
-    """The rows that this rank sends in a round.
-
-    Args:
-        first: the row of the program that is the first of ``buffer``.
-    """
+def source(buffer: jax.Array, round_: Round, rank: jax.Array, width: int) -> jax.Array:
+    """The rows that this rank sends in a round."""
     parts = [
-        read(buffer, lookup(part.start - first, rank), part.length, width)
-        for part in runs(round_.send)
+        read(buffer, lookup(part.start, rank), part.length, width) for part in runs(round_.send)
     ]
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
 

@@ -9,6 +9,10 @@ the order of sources. Three ranks with the rows
 
 have inputs of 8 rows and outputs of 12: programs are the same on all ranks, so arrays are as large
 as the fullest rank needs. Rows that ranks keep are not exchanged, and not among these.
+
+Where each pair's rows go in one round, straight from rank to rank, they may be placed by rounds
+instead (``first``): those of a round lie in the same rows on all ranks, of the input where they are
+sent and of the output where they arrive. Every message then is rows that all ranks know.
 """
 
 from __future__ import annotations
@@ -29,12 +33,17 @@ class PairRows:
     Attributes:
         amounts: of source s for destination d at [s, d]; int64 of shape (ranks, ranks), the
             diagonal 0.
+        first: the first row of each pair in input and output, if they are placed by rounds; int64
+            of the same shape, 0 for pairs without rows.
+        total: rows of input and output, if they are.
 
     Raises:
         CollectiveError: a rank with more than 2**31 - 1 rows.
     """
 
     amounts: np.ndarray
+    first: np.ndarray | None = None
+    total: int = 0
 
     def __post_init__(self) -> None:
         if 2 * (self.inputs + self.outputs) > np.iinfo(np.int32).max:
@@ -47,42 +56,54 @@ class PairRows:
     @functools.cached_property
     def inputs(self) -> int:
         """Rows of a rank's input: the most that one sends."""
-        return int(self.amounts.sum(axis=1).max())
+        return int(self.amounts.sum(axis=1).max()) if self.first is None else self.total
 
     @functools.cached_property
     def outputs(self) -> int:
         """Rows of a rank's output: the most that one gets."""
-        return int(self.amounts.sum(axis=0).max())
+        return int(self.amounts.sum(axis=0).max()) if self.first is None else self.total
 
     @functools.cached_property
     def sent_from(self) -> np.ndarray:
         """The first row of the input of each pair, int64 of shape (ranks, ranks) by source."""
-        return np.cumsum(self.amounts, axis=1) - self.amounts
+        return _before(self.amounts, 1) if self.first is None else self.first
 
     @functools.cached_property
     def got_at(self) -> np.ndarray:
         """The first row of the output of each pair, int64 of shape (ranks, ranks) by source."""
-        return np.cumsum(self.amounts, axis=0) - self.amounts
+        return _before(self.amounts, 0) if self.first is None else self.first
 
     def input_rows(self) -> np.ndarray:
         """The row of a buffer of each row of the input, behind those of the output."""
-        columns = np.arange(self.inputs, dtype=np.int32)
-        used = columns < self.amounts.sum(axis=1)[:, None]
-        return np.where(used, self.outputs + columns, -1).astype(np.int32)
+        used = self._used(self.amounts, self.sent_from, self.inputs)
+        return np.where(used, self.outputs + np.arange(self.inputs), -1).astype(np.int32)
 
     def output_rows(self) -> np.ndarray:
         """The row of a buffer of each row of the output."""
-        columns = np.arange(self.outputs, dtype=np.int32)
-        return np.where(columns < self.amounts.sum(axis=0)[:, None], columns, -1).astype(np.int32)
+        used = self._used(self.amounts.T, self.got_at.T, self.outputs)
+        return np.where(used, np.arange(self.outputs), -1).astype(np.int32)
+
+    def _used(self, amounts: np.ndarray, first: np.ndarray, rows: int) -> np.ndarray:
+        """Which rows some pair has, bool of shape (ranks, rows)."""
+        ranks = np.arange(len(amounts))[:, None]
+        change = np.zeros((len(amounts), rows + 1), np.int64)
+        np.add.at(change, (ranks, first), amounts > 0)
+        np.add.at(change, (ranks, first + amounts), -1 * (amounts > 0))
+        return change[:, :rows].cumsum(axis=1) > 0
 
     def transposed(self) -> PairRows:
         """The rows of the same blocks going back."""
-        return PairRows(np.ascontiguousarray(self.amounts.T))
+        first = None if self.first is None else np.ascontiguousarray(self.first.T)
+        return PairRows(np.ascontiguousarray(self.amounts.T), first, self.total)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PairRows):
             return NotImplemented
-        return np.array_equal(self.amounts, other.amounts)
+        mine, theirs = (
+            (each.amounts.tobytes(), None if each.first is None else each.first.tobytes())
+            for each in (self, other)
+        )
+        return (self.amounts.shape, mine) == (other.amounts.shape, theirs)
 
     def __hash__(self) -> int:
         return hash((self.amounts.shape, self.amounts.tobytes()))
@@ -90,3 +111,7 @@ class PairRows:
     def __repr__(self) -> str:
         digest = hashlib.sha256(self.amounts.astype("<i8").tobytes()).hexdigest()
         return f"PairRows({len(self.amounts)} ranks, {self.amounts.sum()} in all, sha256 {digest})"
+
+
+def _before(amounts: np.ndarray, axis: int) -> np.ndarray:
+    return np.cumsum(amounts, axis=axis) - amounts

@@ -86,6 +86,11 @@ class PermuteProgram:
         """Number of rounds, each one ``ppermute``."""
         return sum(len(rounds) for rounds in self.steps)
 
+    @property
+    def rows_sent(self) -> int:
+        """Rows of all messages, padded to the longest of their round."""
+        return sum(len(r.pairs) * r.size for rounds in self.steps for r in rounds)
+
     @functools.cached_property
     def group_size(self) -> int:
         """Ranks in a group (the largest)."""
@@ -135,8 +140,8 @@ class PermuteProgram:
 
     @property
     def is_direct(self) -> bool:
-        """Whether unequal blocks go from rank to rank, and nobody forwards any."""
-        return self.pairs is not None and self.num_rows == self.inputs + self.outputs
+        """Whether unequal blocks are placed by rounds: nobody forwards any."""
+        return self.pairs is not None and self.pairs.first is not None
 
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""

@@ -82,19 +82,19 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
 
 
 def _run_direct(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    """Unequal blocks that nobody forwards: sent from the input, and written to the result."""
-    width, rank = setting.width, setting.axes.rank()
-    result = blank(x, program.outputs * width)
-    arrived, behind = [], ()  # of the last step, which is not written yet
+    """Unequal blocks placed by rounds: messages are slices of the input, and make up the result."""
+    width, found, arrived = setting.width, [], []
     for rounds in program.steps:
-        sources = [source(x, round_, rank, width, program.outputs) for round_ in rounds]
-        if arrived and setting.target != "cpu":
+        sources = [
+            read(x, int(r.send.max(axis=0)[0]) - program.outputs, r.size, width) for r in rounds
+        ]
+        if arrived and setting.target != "cpu":  # steps follow one another
             sources, arrived = lax.optimization_barrier((sources, arrived))
-        pairs = [round_.pairs for round_ in rounds]
-        here = permute_together(setting.axes, sources, pairs, setting.target)
-        result = receive(result, arrived, behind, rank, width)
-        arrived, behind = here, rounds
-    return receive(result, arrived, behind, rank, width)
+        found += arrived
+        pairs = [r.pairs for r in rounds]
+        arrived = permute_together(setting.axes, sources, pairs, setting.target)
+    found += arrived
+    return found[0] if len(found) == 1 else lax.concatenate(found, 0)
 
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:

@@ -40,11 +40,13 @@ class Unequal:
         schedule: verified; of any shares.
         pairs: the rows of the blocks.
         spare: as for ``unequal_program``.
+        is_backwards: whether it is the program for these run backwards.
     """
 
     schedule: Schedule
     pairs: PairRows
     spare: int = 0
+    is_backwards: bool = False
 
     @property
     def collective(self) -> Collective:
@@ -54,10 +56,13 @@ class Unequal:
     @property
     def program(self) -> PermuteProgram:
         """The program of the schedule for these blocks."""
-        return unequal_program(self.schedule, self.pairs, self.spare)
+        program = unequal_program(self.schedule, self.pairs, self.spare)
+        return _backwards(program) if self.is_backwards else program
 
     def reverse(self) -> Unequal:
         """The blocks going back, as ``Schedule.reverse``."""
+        if self.program.is_direct:  # going back they must lie in the rounds in which they came
+            return dataclasses.replace(self, is_backwards=not self.is_backwards)
         return Unequal(self.schedule.reverse(), self.pairs.transposed(), self.spare)
 
 
@@ -83,6 +88,10 @@ def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> Perm
     adds = np.zeros(len(send), bool)
     columns = (src[send], dst[send], sent[send] + nth, received[send] + nth, adds)
     steps = coloured(schedule, columns, step[send], _by_size)
+    messages = [pair for rounds in steps for r in rounds for pair in r.pairs]
+    if num_rows == pairs.inputs + pairs.outputs and len(set(messages)) == len(messages):
+        steps, pairs = _by_rounds(steps, pairs)
+        num_rows = 2 * pairs.total
     steps = tuple(tuple(part for r in rounds for part in cut(r, spare)) for rounds in steps)
     return PermuteProgram(schedule.collective, num_rows, sides_of(schedule), steps, pairs)
 
@@ -131,6 +140,40 @@ def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
 
 
 # ---------------------------------------------------------------------- rounds
+
+Steps = tuple[tuple[Round, ...], ...]
+
+
+def _by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
+    """The steps with all rows of a round in the same place on all ranks, and that place."""
+    total = sum(r.size for rounds in steps for r in rounds)
+    first, at, placed = np.zeros_like(pairs.amounts), 0, []
+    for rounds in steps:
+        placed.append([])
+        for r in rounds:
+            first[tuple(np.transpose(r.pairs))] = at
+            row = np.arange(at, at + r.size, dtype=np.int32)
+            send, recv = np.where(r.send >= 0, total + row, -1), np.where(r.recv >= 0, row, -1)
+            placed[-1].append(Round(r.pairs, send.astype(np.int32), recv.astype(np.int32), r.add))
+            at += r.size
+    return tuple(map(tuple, placed)), PairRows(pairs.amounts, first, total)
+
+
+@functools.lru_cache(maxsize=256)
+def _backwards(program: PermuteProgram) -> PermuteProgram:
+    """A program of rows that are placed by rounds, with what arrived going back in these."""
+    pairs = program.pairs
+    if pairs is None:
+        raise RuntimeError("of blocks of one size the schedule is reversed")
+
+    def back(r: Round) -> Round:
+        send = np.where(r.recv >= 0, r.recv + pairs.total, -1).astype(np.int32)
+        recv = np.where(r.send >= 0, r.send - pairs.total, -1).astype(np.int32)
+        return Round(tuple(sorted((v, u) for u, v in r.pairs)), send, recv, r.add)
+
+    # Rounds as they were: the result is put together in their order, and none waits for another.
+    steps = tuple(tuple(map(back, rounds)) for rounds in program.steps)
+    return dataclasses.replace(program, steps=steps, pairs=pairs.transposed())
 
 
 def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarray:

@@ -8,5 +8,5 @@
   them, and lists of hosts;
 - ``graph_files``: GraphML and GEXF; ``infragraph``: InfraGraph; ``astra_sim``: networks of
   ASTRA-sim's analytical backend; ``ns3``: topologies of ns-3 simulators; ``tpu_slices``: TPU slices
-  by name; ``gke_labels``: by the labels of their nodes.
+  by name; ``gke_labels``: by the labels of their nodes; ``gke_gpus``: hosts of GPUs by theirs.
 """

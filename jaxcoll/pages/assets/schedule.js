@@ -115,23 +115,50 @@ function sayLink(i) {
 
 // ------------------------------------------------------------------ links over time
 
-const LEFT = Math.max(...data.rows.map((i) => Math.min(data.links[i][0].length, 26)), 4) * 6 + 14, rowHeight = Math.max(4, Math.min(15, 720 / Math.max(data.rows.length, 1)));
+const LEFT = Math.max(...data.rows.map((i) => Math.min(data.links[i][0].length, 40)), 4) * 6 + 14, rowHeight = Math.max(4, Math.min(15, 720 / Math.max(data.rows.length, 1)));
+// Of a schedule that is shown in part, how busy each link is over all of its messages, a pixel each.
+function densityImage() {
+  const { rows } = data.density, made = document.createElement("canvas");
+  made.width = rows[0].length; made.height = rows.length;
+  const pen = made.getContext("2d"), image = pen.createImageData(made.width, made.height);
+  const channels = (name) => { pen.fillStyle = colour(name); pen.fillRect(0, 0, 1, 1); return pen.getImageData(0, 0, 1, 1).data.slice(0, 3); };
+  const idle = channels("--paper"), busy = channels("--soft");
+  rows.forEach((row, y) => {
+    for (let x = 0; x < row.length; x++) {
+      const part = parseInt(row[x], 36) / 35, at = 4 * (y * made.width + x);
+      for (let c = 0; c < 3; c++) image.data[at + c] = idle[c] + part * (busy[c] - idle[c]);
+      image.data[at + 3] = 255;
+    }
+  });
+  pen.putImageData(image, 0, 0);
+  return made;
+}
 const scale = (width) => (width - LEFT - 8) / (total || 1);
 const drawTimeline = canvas(byId("timeline"), data.rows.length * rowHeight + 24, (pen, width) => {
   const marked = new Set();
   if (state.chunk >= 0) for (let i = ways.ptr[state.chunk]; i < ways.ptr[state.chunk + 1]; i++) marked.add(`${ways.step[i]} ${ways.link[i]}`);
   const idle = colour("--paper"), accent = colour("--accent"), mark = colour("--mark"), ink = colour("--ink"), line = colour("--line");
+  const dense = data.density && data.rows.length > 0;
+  data.rows.forEach((link, row) => {
+    pen.fillStyle = idle; pen.fillRect(LEFT, row * rowHeight + 0.5, width - LEFT - 8, rowHeight - 1);
+  });
+  if (dense) {
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(densityImage(), LEFT, 0, data.density.seconds * 1e6 * scale(width), data.rows.length * rowHeight);
+    pen.fillStyle = colour("--bg");
+    for (let row = 0; row <= data.rows.length; row++) pen.fillRect(LEFT, row * rowHeight - 0.5, width - LEFT - 8, 1);
+  }
   data.rows.forEach((link, row) => {
     const y = row * rowHeight;
-    pen.fillStyle = idle; pen.fillRect(LEFT, y + 0.5, width - LEFT - 8, rowHeight - 1);
     for (const i of ofLink[link]) {
       const now = hops.step[i] === stepNow(), follows = marked.has(`${hops.step[i]} ${link}`);
+      if (dense && !now && !follows) continue;
       pen.fillStyle = now ? mark : follows ? accent : line;
       pen.fillRect(LEFT + hops.start[i] * scale(width), y + 0.5, Math.max(hops.busy[i] * scale(width) - 0.5, 0.7), rowHeight - 1);
       if (now && follows) { pen.strokeStyle = ink; pen.strokeRect(LEFT + hops.start[i] * scale(width) + 0.5, y + 1, Math.max(hops.busy[i] * scale(width) - 1.5, 1), rowHeight - 2); }
     }
     if (link === state.link) { pen.strokeStyle = ink; pen.strokeRect(LEFT, y + 0.5, width - LEFT - 9, rowHeight - 1); }
-    if (rowHeight >= 9) { pen.fillStyle = colour("--soft"); pen.textAlign = "right"; pen.textBaseline = "middle"; pen.fillText(data.links[link][0].replace("->", "→").slice(0, 26), LEFT - 6, y + rowHeight / 2, LEFT - 8); }
+    if (rowHeight >= 9) { pen.fillStyle = colour("--soft"); pen.textAlign = "right"; pen.textBaseline = "middle"; pen.fillText(data.links[link][0].replace("->", "→"), LEFT - 6, y + rowHeight / 2, LEFT - 8); }
   });
   timeAxis(pen, LEFT, width - 8, data.rows.length * rowHeight + 6, total);
 });

@@ -1,7 +1,7 @@
 """Exact searches for tiny networks: integer programs whose columns are sends, solved exactly.
 
 - ``StepMilp``: the least time by steps, on a time-expanded network.
-- ``Sccl``: the fewest steps, and in them the fewest rounds, for chunks that are given.
+- ``Sccl``: the fewest steps, and then the fewest rounds, for a given number of chunks.
 
 ``model`` holds the columns and rows of both.
 """
@@ -48,26 +48,26 @@ __all__ = ["Sccl", "StepMilp"]
 
 
 _MOST_MOVES = 30_000
-_MOST_TICKS = 2**31  # of one link; sums of them must stay exact
+_MOST_TICKS = 2**31  # ticks of one link; their sums must stay exact
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMilp(Synthesizer):
     """Chunks over a network of copies of the ranks, one for each tick of time; tiny networks only.
 
-    After TACCL (Shah et al., NSDI 2023) and TE-CCL (Liu et al., SIGCOMM 2024), without their
-    sketches: which chunk starts over which connection in which tick is an integer program, whose
+    It follows TACCL (Shah et al., NSDI 2023) and TE-CCL (Liu et al., SIGCOMM 2024), without their
+    sketches. An integer program decides which chunk starts over which connection in which tick. Its
     horizon grows from a bound, tick by tick, until there is a schedule. Between ranks that only
     switches join, connections are shortest paths, without multicast or waiting inside.
 
-    Ticks divide the time of a chunk and the latency of every link where the horizon then has
-    ``ticks`` at most. Then, on a network without switches, nothing is lost by waiting for the next
-    tick, and the certificate's ``time`` is the least possible in the "astra" link model,
-    for these chunks (``exact``), if every smaller horizon was proved too small (``gap`` is 0).
+    If the horizon then has at most ``ticks`` ticks, ticks divide the time of a chunk and the
+    latency of every link. Then, on a network without switches, nothing is lost by waiting for the
+    next tick, and the certificate's ``time`` is the least possible in the "astra" link model, for
+    these chunks (``exact``), if every smaller horizon was proved too small (``gap`` is 0).
     Otherwise ticks are those of a chunk on the fastest link, and durations are rounded.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be fast for; None for so many that latency is
+        nbytes: bytes of a rank's buffer for which to be fast; None for so many that latency is
             negligible.
         ticks: see above; at least 1.
         seconds: time limit of the search. A horizon that takes half of the remaining time is given
@@ -99,8 +99,8 @@ class StepMilp(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: too many ranks or sends to choose from, speeds too far apart, or no
-                schedule was found in time.
+            TopologyError: there are too many ranks or possible sends, speeds are too far apart, or
+                no schedule was found in time.
         """
         check_tiny(topology, collective, self.most_ranks, self.name)
         edges = _connections(topology)
@@ -117,16 +117,15 @@ class StepMilp(Synthesizer):
             answer = _search(moves, collective, edges, clock, ends)
             if answer.found is not None:
                 break
-            # Every search takes half of the time that is left: after six of them less than a 64th
-            # is.
+            # Every search takes half of the remaining time, so less than a 64th is left after six.
             if ends - time.perf_counter() <= self.seconds / 64:
                 raise TopologyError(
                     f"step_milp found no schedule for {collective} on {topology} in "
                     f"{self.seconds} s"
                 )
-            # Proved too small, the horizon grows by one tick, so that the first that is found is
-            # the least. Where the time ran out nothing is proved, and a longer horizon, which holds
-            # more schedules, is tried.
+            # If the horizon is proved too small, it grows by one tick, so that the first horizon
+            # with a schedule is the least. If the time ran out, nothing is proved, and a longer
+            # horizon, with more schedules, is tried.
             if answer.is_impossible:
                 proved = horizon = max(proved, horizon) + 1
             else:
@@ -147,13 +146,13 @@ class Clock:
     """Durations in whole ticks.
 
     Attributes:
-        tick: seconds; of a byte of the buffer, if latency counts for nothing.
+        tick: seconds of a tick, or seconds per byte of the buffer if latency is negligible.
         is_exact: whether durations are multiples of it, and no chunk waits inside the network.
-        busy: ticks that a chunk occupies each link, int64 of shape (links,).
-        delay: ticks from then to its arrival, likewise.
+        busy: ticks for which a chunk occupies each link, int64 of shape (links,).
+        delay: ticks from then to its arrival, of the same shape.
         takes: ticks over each connection, int64.
         apart: least ticks from rank to rank.
-        least: horizon that no schedule can beat.
+        least: a horizon that no schedule can beat.
     """
 
     tick: Fraction
@@ -173,8 +172,8 @@ def clock_of(
     busy = [max(sizes) / b for b in topology.exact_bandwidth]
     delay = [Fraction(0) if nbytes is None else a for a in topology.exact_alpha]
     scale = common_denominator([*busy, *delay])
-    # The coarsest tick in which every duration is whole: a finer one has more columns and finds
-    # nothing that this one does not.
+    # The coarsest tick that divides every duration: a finer one has more columns and finds no
+    # better schedules.
     finest = Fraction(math.gcd(*(int(d * scale) for d in [*busy, *delay])), scale)
     exact = topology.is_direct and len(sizes) == 1
     if max(busy) + max(delay) <= most * finest:
@@ -205,14 +204,14 @@ def _clock(
     apart = distances(edges, takes, topology.num_ranks)
     holds, wants = collective.precondition(), collective.postcondition()
     far = int(first_arrivals(collective, apart)[wants.T].max())
-    # Chunks that every rank must still receive, and those that it must send at least once, because
-    # somebody who does not hold them wants them.
+    # The chunks that every rank must still receive, and those that it must send at least once,
+    # because some rank that does not hold them wants them.
     received = (wants & ~holds).sum(axis=1)
     sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
 
     def suffices(horizon: int) -> bool:
-        # Chunks that the links at each rank can carry until then, whatever the others do: no
-        # shorter horizon needs a program.
+        # The chunks that the links at each rank can carry until then, whatever the others do.
+        # Shorter horizons need no program.
         carried = np.maximum(horizon - late, 0) // occupied
         into = np.bincount(topology.dst, carried, topology.num_vertices)[: len(received)]
         out = np.bincount(topology.src, carried, topology.num_vertices)[: len(sent)]
@@ -245,7 +244,7 @@ def _search(
     """Any schedule of these moves in which a link carries one chunk at a time.
 
     Args:
-        ends: when all time is up; half of the remaining time is taken.
+        ends: the time at which the search must end; this call takes half of the remaining time.
     """
     program = Program()
     program.add_variables(len(moves), high=1, integer=True)
@@ -254,7 +253,7 @@ def _search(
     )
     add_causes(program, moves, collective, edges)
     serving: dict[tuple[int, int], list[int]] = {}
-    # From the start of a send to its start on each link of its path.
+    # The ticks from the start of a send to its start on each link of its path.
     takes = (clock.busy + clock.delay)[edges.path_link]
     before = np.cumsum(takes) - takes
     ahead = before - np.repeat(before[edges.path_ptr[:-1]], edges.hops)
@@ -271,8 +270,8 @@ def _search(
     return minimize(program, (ends - time.perf_counter()) / 2)
 
 
-# Units that the slowest link is of: at most so many if they divide all bandwidths, and else the
-# fewest that come so near to all of them.
+# The slowest link has at most this many units if these divide all bandwidths; otherwise the fewest
+# units that approximate all bandwidths well enough.
 _MOST_PARTS = 64
 _PARTS = range(1, 17)
 _NEAR = Fraction(1, 100)
@@ -282,20 +281,21 @@ _NEAR = Fraction(1, 100)
 class Sccl(Synthesizer):
     """An exact search over synchronous steps, for tiny networks without switches.
 
-    Cai et al., "Synthesizing optimal collective algorithms" (PPoPP 2021): a schedule of S steps, of
-    which step s lasts r_s rounds, in each of which a link carries as many chunks as its bandwidth
-    is of the unit of all bandwidths; R is the sum of all rounds. It costs S latencies and R times a
-    chunk over the unit. Which sends are made is an integer program, where SCCL asks an SMT solver.
+    Cai et al., "Synthesizing optimal collective algorithms" (PPoPP 2021): a schedule has S steps,
+    and step s lasts r_s rounds. In each round the units of a link's bandwidth are the number of
+    chunks that it carries; R is the sum of all rounds. The schedule costs S latencies and R times
+    the time of a chunk over one unit. An integer program decides which sends are made, while SCCL
+    asks an SMT solver.
 
-    With neither field given, S is the least there is and R the least for that S: the paper's
-    latency-optimal algorithm. More steps trade latency for bandwidth; ``rounds=1`` asks for the
-    fewest steps of one round, as ``step_bound`` counts them. The certificate has S, R and the bound
-    of R that is proved, and both are exact unless time runs out; ``exact`` is whether the unit
+    If neither field is given, S is the least possible number and R the least for that S: the
+    paper's latency-optimal algorithm. More steps trade latency for bandwidth; ``rounds=1`` asks for
+    the fewest steps of one round, as ``step_bound`` counts them. The certificate has S, R and the
+    proved bound of R, and both are exact unless time runs out; ``exact`` tells whether the unit
     divides all bandwidths, which otherwise are rounded to multiples of it.
 
     Attributes:
-        steps: S; the least when None.
-        rounds: rounds that a step lasts at most; as many as needed when None.
+        steps: the number S of steps; the least one when None.
+        rounds: the most rounds of a step; as many as needed when None.
         seconds: time limit of the search.
         most_ranks: larger networks are refused: some of 16 ranks take a second, others hours.
 
@@ -322,9 +322,9 @@ class Sccl(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: switches, or too many ranks.
-            CollectiveError: there is no schedule of so many steps and rounds, or none was found in
-                time.
+            TopologyError: there are switches, or too many ranks.
+            CollectiveError: there is no schedule with these numbers of steps and rounds, or none
+                was found in time.
         """
         if not topology.is_direct:
             raise TopologyError(f"sccl knows no switches; {topology} has some")
@@ -334,7 +334,7 @@ class Sccl(Synthesizer):
         takes = np.ones(len(edges), np.int64)
         apart = distances(edges, takes, topology.num_ranks)
         steps = int(first_arrivals(collective, apart)[collective.postcondition().T].max())
-        # With one round per step, over links of one width, ports count as well as distances.
+        # With one round per step and links of equal width, ports count as well as distances.
         if self.rounds == 1 and set(widths) == {1}:
             steps = max(steps, step_bound(topology, collective))
         steps = self.steps or steps
@@ -364,10 +364,10 @@ class Sccl(Synthesizer):
     def _search(
         self, moves: Moves, collective: Collective, edges: Edges, widths: list[int], steps: int
     ) -> Answer:
-        """Columns: a choice for each move, then the rounds of each step."""
+        """Solve a program with a column for each move, followed by the rounds of each step."""
         program = Program()
         program.add_variables(len(moves), high=1, integer=True)
-        # A step has one round at least, and costs as many as it has: bounds and costs are equal.
+        # A step has at least one round and costs one per round, so bounds and costs are equal.
         most = self.rounds or collective.num_chunks
         lasts = program.add_variables(steps, cost=1, low=1, high=most, integer=True).tolist()
         add_causes(program, moves, collective, edges)
@@ -376,17 +376,18 @@ class Sccl(Synthesizer):
             together.setdefault(key, []).append(m)
         for (edge, step), columns in together.items():
             values = [1.0] * len(columns)
-            # A step has at least one round, so a link need not be wider than all it may carry.
+            # A step has at least one round, so a link need not be wider than all chunks that it may
+            # carry.
             width = min(widths[edge], len(columns))
             program.add_row([*columns, lasts[step]], [*values, -width], -np.inf, 0)
         return minimize(program, self.seconds)
 
 
 def _widths(topology: Topology) -> tuple[bool, list[int]]:
-    """Bandwidth of each link in units of one that divides all, and whether it does exactly.
+    """Bandwidth of each link in a unit that divides all, and whether it does exactly.
 
-    Bandwidths that only a tiny unit divides, a small part of the slowest link, are taken for the
-    nearest multiples of a larger one: in a round of the tiny unit every link would carry all.
+    If only a tiny unit divides the bandwidths, a small part of the slowest link, they are rounded
+    to multiples of a larger unit: in a round of the tiny unit every link would carry everything.
     """
     speeds = topology.exact_bandwidth
     slowest = min(speeds)

@@ -1,9 +1,9 @@
 """Integer programs whose columns are sends: which chunk starts over which edge when.
 
-A column is 1 where a chunk starts over an edge at a tick. Most columns can never be 1 in a schedule
-that ends by the horizon: the chunk cannot have come so far, or would come too late to be of use, or
-the receiver had it from the start. Shortest distances from those who hold the chunk and to those
-who want it tell which; only the other columns are made, and so few fit into a solver.
+A column is 1 if a chunk starts over an edge at a tick. Most columns can never be 1 in a schedule
+that ends by the horizon: the chunk cannot have come that far, or would come too late to be useful,
+or the receiver had it from the start. Shortest distances from the holders of the chunk and to the
+ranks that want it tell which. Only the other columns are made, few enough for a solver.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 
-MOST_RANKS = 9  # of networks that are searched unless more are asked for
-MOST_CELLS = 2**26  # (chunk, connection, tick) that are looked at for sends worth choosing from
-_MOST_ENTRIES = 2**23  # of a program
+MOST_RANKS = 9  # of networks that are searched, unless the user allows more
+MOST_CELLS = 2**26  # (chunk, connection, tick) that are examined for useful sends
+_MOST_ENTRIES = 2**23  # numbers in a program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,10 +33,10 @@ class Moves:
     """Sends that a schedule may choose from; sorted by chunk, edge and start.
 
     Attributes:
-        chunk: int64 of shape (moves,), as all others.
-        edge: which connection it crosses.
-        start: when it leaves, in ticks.
-        arrive: when its chunk has arrived.
+        chunk: chunk of each send, int64 of shape (moves,) like all others.
+        edge: number of the connection that it crosses.
+        start: tick at which it leaves.
+        arrive: tick at which its chunk has arrived.
     """
 
     chunk: np.ndarray
@@ -58,7 +58,7 @@ def distances(edges: Edges, takes: np.ndarray, num_ranks: int) -> np.ndarray:
     Args:
         takes: ticks from a send's start to its arrival, by edge; at least 1.
     """
-    # SciPy takes 0 for a missing edge; edges that exist take a tick or more.
+    # For SciPy 0 is a missing edge; existing edges take a tick or more.
     least = np.full((num_ranks, num_ranks), np.inf)
     np.minimum.at(least, (edges.src, edges.dst), takes)
     return sp.csgraph.shortest_path(np.where(np.isinf(least), 0, least))
@@ -73,13 +73,13 @@ def first_arrivals(collective: Collective, apart: np.ndarray) -> np.ndarray:
 def useful_moves(
     collective: Collective, edges: Edges, takes: np.ndarray, horizon: int, apart: np.ndarray
 ) -> Moves:
-    """Sends before which their chunk can arrive, and that still help some rank by the horizon.
+    """Sends whose chunk can arrive in time at their start, and that help some rank by the horizon.
 
     Args:
-        apart: from ``distances``.
+        apart: the result of ``distances``.
 
     Raises:
-        TopologyError: more sends to look at than ``MOST_CELLS``.
+        TopologyError: there are more sends to examine than ``MOST_CELLS``.
     """
     cells = collective.num_chunks * len(edges) * horizon
     if cells > MOST_CELLS:
@@ -90,7 +90,7 @@ def useful_moves(
         )
     holds, wants = collective.precondition(), collective.postcondition()
     from_holder = first_arrivals(collective, apart)
-    # How far a chunk still has to go: a move after which no rank that wants it can be reached in
+    # The remaining distance of a chunk: a move after which no rank that wants it can be reached in
     # time needs no column.
     to_wanter = np.where(wants[:, :, None], apart.T[:, None, :], np.inf).min(axis=0)
     starts = np.arange(horizon)
@@ -106,8 +106,8 @@ class Answer:
     """The answer of a solver.
 
     Attributes:
-        found: the columns, int64; None for none.
-        bound: what no answer costs less than, infinity where there is none.
+        found: the columns, int64; None if there is no answer.
+        bound: a lower bound of the cost of all answers, infinity if there is no answer.
     """
 
     found: np.ndarray | None
@@ -115,14 +115,14 @@ class Answer:
 
     @property
     def is_impossible(self) -> bool:
-        """Whether there is proved to be no answer."""
+        """Whether it is proved that there is no answer."""
         return self.found is None and self.bound == np.inf
 
 
 def minimize(program: Program, seconds: float) -> Answer:
-    """The whole numbers that cost least, of whole costs, or as far as the time goes."""
+    """The integers of least cost, for integer costs, or the best found in time."""
     solution = program.minimize(time_limit=max(seconds, 0.0), gap=0.0, absolute_gap=0.99)
-    # Costs are whole, so that a bound may be rounded up, less the error of the solver's floats.
+    # Costs are integers, so a bound may be rounded up, less the error of the solver's floats.
     bound = float(np.ceil(solution.bound - 1e-6))
     if not len(solution.values):
         return Answer(None, bound)
@@ -132,9 +132,9 @@ def minimize(program: Program, seconds: float) -> Answer:
 
 
 def add_causes(program: Program, moves: Moves, collective: Collective, edges: Edges) -> None:
-    """Every rank gets a chunk once at most, or once if it wants it, and sends none before.
+    """Add rows: a rank gets a chunk at most once, or once if it wants it, and sends it after that.
 
-    Cumulative over time, which is tighter: of what crossed an edge by t, it arrived by t.
+    Rows are cumulative over time, which is tighter: a chunk that crossed an edge by t arrived by t.
     """
     holds, wants = collective.precondition(), collective.postcondition()
     into: dict[tuple[int, int], list[int]] = {}
@@ -159,7 +159,7 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
             continue
         before = into.get((c, u), [])
         for i, m in enumerate(columns):
-            # "Arrived by then less sent by then" instead of one row per send: the relaxation then
+            # "Arrived by then less sent by then" replaces one row per send, so that the relaxation
             # cannot send a chunk that has half arrived over the edge again and again.
             there = [b for b in before if moves.arrive[b] <= moves.start[m]]
             sent = columns[: i + 1]
@@ -170,7 +170,7 @@ def check_entries(count: int) -> None:
     """Refuse a program before it is written down.
 
     Raises:
-        TopologyError: about more than ``_MOST_ENTRIES`` numbers other than 0 in its rows.
+        TopologyError: its rows have more than about ``_MOST_ENTRIES`` numbers other than 0.
     """
     if count > _MOST_ENTRIES:
         raise TopologyError(
@@ -202,8 +202,8 @@ def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Ed
     found = moves.chosen(answer.found[: len(moves)] > 0)
     keep = np.zeros(len(found), bool)
     needed = [set(np.flatnonzero(column).tolist()) for column in collective.postcondition().T]
-    # From the last arrival back, so that whoever passes a chunk on is known to need it before its
-    # own move is looked at.
+    # From the last arrival back, so that a rank that passes a chunk on is known to need it before
+    # its own move is examined.
     for m in np.argsort(-found.arrive, kind="stable").tolist():
         chunk, edge = int(found.chunk[m]), int(found.edge[m])
         if int(edges.dst[edge]) in needed[chunk]:
@@ -213,11 +213,11 @@ def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Ed
 
 
 def check_tiny(topology: Topology, collective: Collective, most: int, who: str) -> None:
-    """Refuses what is not tiny, before anything is built.
+    """Refuse problems that are not tiny, before anything is built.
 
     Raises:
-        TopologyError: more ranks than ``most``.
-        CollectiveError: more chunks than tables of them by rank and rank may have.
+        TopologyError: there are more ranks than ``most``.
+        CollectiveError: there are more chunks than tables of chunks by rank and rank may have.
     """
     if topology.num_ranks**2 * collective.num_chunks > MOST_CELLS:
         raise CollectiveError(
@@ -235,7 +235,7 @@ def time_limit(seconds) -> float:
     """A time limit in seconds, which may be infinite.
 
     Raises:
-        CollectiveError: not a number above 0.
+        CollectiveError: the argument is not a number above 0.
     """
     if isinstance(seconds, float) and seconds == math.inf:
         return seconds

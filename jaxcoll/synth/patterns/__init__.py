@@ -1,10 +1,12 @@
-"""Patterns that are written down, not searched: over rank numbers, or the dimensions of a grid.
+"""Patterns that are written down, not searched, over rank numbers or the dimensions of a grid.
 
-``ring`` (around circles of links where there are some, in NCCL's channels, and everyone to everyone
-at once); partners at growing distances, a file each: ``rhd`` (halving and doubling), ``bruck`` and
-``halving`` (any number of ranks), ``hdrm`` (of a BiGraph), ``swing`` and ``trivance`` (shorter ways
-on rings). All these are carried over shortest routes where no link joins two ranks.
+``ring`` has rings around circles of links if there are any, NCCL's channels, and direct sends
+between all ranks. Algorithms with partners at growing distances have one file each: ``rhd``
+(halving and doubling), ``bruck`` and ``halving`` (any number of ranks), ``hdrm`` (for BiGraphs),
+``swing`` and ``trivance`` (shorter ways on rings). In all of these, shortest routes join ranks
+without a direct link.
+
 ``grid_rings`` (bucket, 2D and hierarchical rings) and ``cascade`` (BlueConnect: chunks in a
 pipeline; Themis: an order of dimensions per chunk) work on one dimension of a grid after another,
-and so does ``exchange``, for an all_to_all. ``rail_gather`` is of hosts on rails.
+and so does ``exchange``, for an all_to_all. ``rail_gather`` is for hosts on rails.
 """

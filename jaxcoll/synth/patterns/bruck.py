@@ -1,4 +1,4 @@
-"""Bruck: one way round, so that any number of ranks takes log2(n) steps, rounded up."""
+"""Bruck: sends one way round, in log2(n) steps, rounded up, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxcoll.topology import Topology
 class Bruck(InPieces):
     """All-gather in ceil(log2 n) steps for any number of ranks.
 
-    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
+    In step t rank r sends all its data to rank r - 2**t, modulo n (Bruck, Ho, Kipnis, Upfal and
     Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
     systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
 

@@ -1,11 +1,11 @@
 """All-gathers by stages, a dimension per stage, with chunks in different orders of dimensions.
 
-On a grid of 2 x 4 a chunk is gathered along one dimension, and what came together along the other.
-While one dimension is at work the other would idle, so chunks follow one another.
+On a grid of 2 x 4 a chunk is gathered along one dimension, and then the gathered block along the
+other. While one dimension works the other would idle, so chunks follow one another.
 
-- ``Cascade``: chunks go from dimension to dimension one by one, each as it arrives.
-- ``BlueConnect``: all chunks in one order of dimensions, in a pipeline.
-- ``Themis``: every chunk takes the dimensions in an order of its own.
+- ``Cascade``: chunks go from dimension to dimension one by one, each when it arrives.
+- ``BlueConnect``: all chunks take the dimensions in one order, in a pipeline.
+- ``Themis``: every chunk has its own order of dimensions.
 """
 
 from __future__ import annotations
@@ -48,33 +48,32 @@ from jaxcoll.synth.building.sends import (
 )
 from jaxcoll.topology import Topology
 
-_MOST_PERMUTED = 5  # dimensions whose orders are all looked at
+_MOST_PERMUTED = 5  # the most dimensions of which all orders are examined
 
 
 @dataclasses.dataclass(frozen=True)
 class Cascade(Synthesizer):
     """All-gather dimension by dimension without phases: a chunk moves on as soon as it arrives.
 
-    Like Themis, every chunk of a shard takes the dimensions in an order of its own, chosen greedily
-    so that the dimension with the most to do has the least; unlike it, nothing is sent in blocks:
-    a rank passes every chunk on by itself, whatever else of its phase is still to come. Each link
-    takes first what has longest to go, in a run with latencies for a given size.
+    As in Themis, every chunk of a shard has its own order of dimensions, chosen greedily so that
+    the load of the busiest dimension is least. Unlike in Themis, nothing is sent in blocks: a rank
+    passes on every chunk separately, whether or not the rest of its phase has arrived. Each link
+    serves the chunk with the longest remaining way first, in a run with latencies for a given size.
 
     In an all_reduce the chunks of a shard are gathered in the order in which their sums become
     complete, so the second half starts while the first still runs, and little data takes hardly
     longer than its latency and the traffic on the slowest dimension together.
 
-    A message is one chunk: where alpha occupies a link (link model "tacos") that is slow for little
-    data. Networks and groups must be grids, as for ``BlueConnect``. Along a dimension ranks use its
-    basic algorithm (``building.grids.dimension_patterns``); lines that do not close are not
-    closed.
+    A message is one chunk, which is slow for little data if alpha occupies a link (link model
+    "tacos"). Networks and groups must be grids, as for ``BlueConnect``. Along a dimension ranks use
+    its basic algorithm (``building.grids.dimension_patterns``); open lines stay open.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be fast for; 64 MiB when omitted.
+        nbytes: bytes of a rank's buffer for which to be fast; 64 MiB when omitted.
         shape: see ``BlueConnect``.
 
     Raises:
-        CollectiveError: a field out of range, a shape that is none.
+        CollectiveError: a field is out of range, or the shape is not one.
     """
 
     nbytes: float = 2**26
@@ -105,8 +104,9 @@ class Cascade(Synthesizer):
             return gather
         back = topology.transpose()
         scatter = gather if topology.has_links_of(back) else self._gather(back, gather.collective)
-        # Reversed, the chunk that gathers last is summed first. Counted backwards, the chunk that
-        # the all_gather starts with is the first that is complete, and the phases overlap.
+        # In the reversed schedule, the chunk that gathers last is summed first. Chunks are
+        # renumbered in reverse, so that the chunk with which the all_gather starts is complete
+        # first, and the phases overlap.
         chunks, chunk = collective.chunks_per_shard, scatter.chunk
         renamed = dataclasses.replace(scatter, chunk=chunk + chunks - 1 - 2 * (chunk % chunks))
         return concatenate(renamed.reverse(), gather)
@@ -123,9 +123,9 @@ class Cascade(Synthesizer):
         n = topology.num_ranks
         pair, edge = np.unique(sends.src * n + sends.dst, return_inverse=True)
         edges = shortest_routes(topology, pair // n, pair % n)
-        # In an all_gather every rank receives a chunk once, so the send that brought it is one
-        # number. Phases are given up here: every send waits for the one that brought its chunk, and
-        # for nothing else of its phase.
+        # In an all_gather every rank receives a chunk once, so a single number tells the send that
+        # brought it. Phases are dropped here: every send waits only for the send that brought its
+        # chunk.
         brought = np.full((n, collective.num_chunks), -1, np.int64)
         brought[sends.dst, chunk] = np.arange(len(chunk))
         before, nbytes = brought[sends.src, chunk], as_fraction(self.nbytes)
@@ -135,28 +135,27 @@ class Cascade(Synthesizer):
 def least_load_orders(
     side: Mapping[int, int], seconds: Mapping[int, Fraction], chunks: int
 ) -> list[tuple[int, ...]]:
-    """For each chunk the order in which it gathers along the dimensions.
+    """The order of dimensions along which each chunk gathers.
 
-    One chunk after another takes the order with which the busiest dimension has the least to do so
-    far, and all together have; then the one that comes first, outer dimensions before inner ones.
+    One after another, chunks take the order with which the busiest dimension has the least load so
+    far; among equals, the least total load; then the first order, outer dimensions before inner
+    ones.
 
     Args:
-        side: ranks along every dimension, outermost first.
+        side: number of ranks along every dimension, outermost first.
         seconds: time of each dimension for blocks of one byte.
-        chunks: how many.
+        chunks: number of chunks.
     """
     load, dims = dict.fromkeys(side, Fraction(0)), tuple(side)
-    # Of many dimensions only the orders that start somewhere and go round, either way.
+    # Of many dimensions, only the cyclic orders in both directions are examined.
     around = [way[i:] + way[:i] for way in (dims, dims[::-1]) for i in range(len(dims))]
     choice = around if len(dims) > _MOST_PERMUTED else list(itertools.permutations(dims))
     orders = []
     for _ in range(chunks):
         # A chunk that gathers along a dimension late moves larger blocks there. So the orders of
-        # the chunks, together, decide how much each dimension has to carry, and the busiest one how
-        # long all takes.
+        # all chunks decide the load of each dimension, and the busiest dimension decides the time.
         loads = [_loaded(load, order, side, seconds) for order in choice]
-        # The busiest dimension decides the time; of equal ones, less work in all leaves more to
-        # choose.
+        # The busiest dimension decides the time; among equals, less total work leaves more freedom.
         much = [(max(each.values()), sum(each.values())) for each in loads]
         least = much.index(min(much))
         load = loads[least]
@@ -170,7 +169,7 @@ def _loaded(
     side: Mapping[int, int],
     seconds: Mapping[int, Fraction],
 ) -> dict[int, Fraction]:
-    """What dimensions have to do with one chunk more: its blocks grow by the sides behind it."""
+    """The loads with one more chunk, whose blocks grow by the sides gathered before."""
     after, block = dict(load), 1
     for d in order:
         after[d] += block * seconds[d]
@@ -181,7 +180,7 @@ def _loaded(
 def _phases(
     rank_grid: RankGrid, orders: list[tuple[int, ...]], patterns: Mapping[int, Pattern]
 ) -> Iterator[Sends]:
-    """Sends between grid indices, every send after that which brings what it carries on.
+    """Sends between grid indices, each after the send that brings its data.
 
     To the opposite rank, the chunks of an order take both directions alternately.
     """
@@ -199,7 +198,7 @@ def _phases(
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Phases(Synthesizer):
-    """A chunk takes one dimension of a grid after another; each phase moves whole blocks."""
+    """An algorithm whose chunks take one dimension of a grid after another, in whole blocks."""
 
     shape: tuple[int, ...] | None = None
 
@@ -238,22 +237,22 @@ class BlueConnect(_Phases):
     (``jaxcoll.synth.building.grids.dimension_patterns``).
 
     The network must be a grid: a mesh or torus, or a product of rings, switches and fully
-    connected networks; or it is taken for one. Groups must be subgrids of it.
+    connected networks; or ``shape`` declares it one. Groups must be subgrids of it.
 
     Attributes:
-        shape: the sides of a grid of consecutive ranks, outermost first, to be laid over the
-            network; None for the network's own.
+        shape: the sides of a grid of consecutive ranks, outermost first, to lay over the network;
+            None for the network's own grid.
 
     Raises:
-        CollectiveError: a shape that is none.
+        CollectiveError: the shape is not one.
     """
 
     name: ClassVar[str] = "blueconnect"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         rank_grid, dims, patterns = self._laid_out(topology, collective)
-        # All phases take a slot of the longest pattern, so that chunks never meet in a dimension.
-        # BlueConnect's pipeline: chunk c is in dimension p during slot c + p.
+        # All phases last a slot of the longest pattern, so that chunks never meet in a dimension.
+        # In BlueConnect's pipeline, chunk c is in dimension p during slot c + p.
         slot = max(steps(pattern) for pattern in patterns.values())
         phases = []
         for chunk in range(collective.chunks_per_shard):
@@ -268,15 +267,15 @@ class BlueConnect(_Phases):
 
 @dataclasses.dataclass(frozen=True)
 class Themis(_Phases):
-    """BlueConnect whose chunks are free to order the dimensions, by greedy load balance.
+    """BlueConnect with an order of dimensions per chunk, chosen by greedy load balance.
 
     Rashidi et al., "Themis: a network bandwidth-aware collective scheduling policy" (ISCA 2022),
-    as the TACOS paper describes it (Sec. VI-B.3). Chunks are scheduled one after another. The phase
-    that an all-gather ends with moves the most bytes, so a chunk gathers along the dimension with
-    the most load first and along that with the least load last (reduce-scatter: the other way
-    round); its phases are then added to the loads. Loads are bytes over the bandwidth of a rank
-    along the dimension; latency is neglected, as sizes are not known. On each dimension chunks are
-    served one at a time, the earliest ready first.
+    as the TACOS paper describes it (Sec. VI-B.3). Chunks are scheduled one after another. The last
+    phase of an all-gather moves the most bytes, so a chunk gathers along the dimension with the
+    most load first, and along the one with the least load last (a reduce-scatter does the reverse);
+    its phases are then added to the loads. Loads are bytes over the bandwidth of a rank along the
+    dimension; latency is neglected, as sizes are not known. On each dimension chunks are served one
+    at a time, the earliest ready first.
 
     Networks and groups must be grids, as for BlueConnect. With one chunk the two are the same.
 
@@ -295,8 +294,8 @@ class Themis(_Phases):
         rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}
         orders = balanced_orders(side, rate, collective.chunks_per_shard)
         phases = served(orders, side, rate)
-        # The steps of a phase begin at even distances; a step of the schedule is a moment at which
-        # some chunk takes one.
+        # The steps of a phase begin at equal intervals; a step of the schedule is a moment at which
+        # some chunk begins one.
         moments: dict[Phase, list[Fraction]] = {}
         for phase in phases:
             count, span = steps(patterns[phase.dim]), phase.end - phase.start
@@ -328,8 +327,9 @@ def balanced_orders(
     """For each chunk the order in which it gathers along the dimensions.
 
     Args:
-        side, rate: ranks, and bytes per second and rank, of every dimension, outermost first.
-        chunks: how many.
+        side, rate: number of ranks, and bytes per second of a rank, for every dimension, outermost
+            first.
+        chunks: number of chunks.
     """
     load = dict.fromkeys(side, Fraction(0))
     orders = []
@@ -344,7 +344,7 @@ def balanced_orders(
 def _durations(
     order: tuple[int, ...], side: Mapping[int, int], rate: Mapping[int, Fraction]
 ) -> list[Fraction]:
-    """Seconds of each phase of a chunk of one byte: blocks grow by the sides behind them."""
+    """Seconds of each phase of a chunk of one byte; blocks grow by the sides gathered before."""
     block, seconds = 1, []
     for dim in order:
         seconds.append(block * (side[dim] - 1) / rate[dim])
@@ -355,15 +355,15 @@ def _durations(
 def served(
     orders: list[tuple[int, ...]], side: Mapping[int, int], rate: Mapping[int, Fraction]
 ) -> list[Phase]:
-    """When each chunk is on each dimension, if a dimension serves one at a time."""
+    """The times of each chunk on each dimension, if a dimension serves one chunk at a time."""
     free = dict.fromkeys(side, Fraction(0))
     ready = [Fraction(0)] * len(orders)
     todo = [[*zip(order, _durations(order, side, rate), strict=True)] for order in orders]
     phases = []
     while any(todo):
         waiting = [chunk for chunk, left in enumerate(todo) if left]
-        # The earliest start; of equals the one that was ready first, then the lower number: every
-        # run is the same.
+        # The earliest start wins; among equals the chunk that was ready first, then the lower
+        # number. So every run is the same.
         chunk = min(waiting, key=lambda c: (max(ready[c], free[todo[c][0][0]]), ready[c], c))
         dim, seconds = todo[chunk].pop(0)
         start = max(ready[chunk], free[dim])

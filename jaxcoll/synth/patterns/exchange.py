@@ -1,10 +1,10 @@
-"""Exchange: an all_to_all dimension by dimension, with one message for all chunks that go one way.
+"""Exchange: an all_to_all dimension by dimension, with one message for all chunks on one way.
 
-On a grid of 2 x 4 every rank has a chunk for each of 7 others. Along its row it sends each of 3
-ranks the 2 chunks for that rank's column, and along the columns each then passes on those for the
-other rank of its column: 4 messages in place of 7. No link carries more than it must, since every
-message takes the shortest way along its line. The columns would idle while the rows are at work, so
-half of the chunks go along the columns first.
+For example, on a grid of 2 x 4 every rank has a chunk for each of 7 others. Along its row it sends
+each of 3 ranks the 2 chunks for that rank's column. Each rank then passes on, along its column, the
+chunks for the other rank there: that takes 4 messages instead of 7. No link carries more than it
+must, since every message takes the shortest way along its line. The columns would idle while the
+rows work, so half of the chunks go along the columns first.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from jaxcoll.synth.building.grids import (
 )
 from jaxcoll.topology import Topology
 
-_TURNS = 24  # in which chunks are dealt to orders of dimensions
+_TURNS = 24  # turns in which chunks are dealt to orders of dimensions
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange(Synthesizer):
-    """All-to-all along one dimension after another, whatever goes the same way in one message.
+    """All-to-all along one dimension after another, with one message per way.
 
     The multiphase exchange of Bokhari, "Multiphase complete exchange on a circuit switched
     hypercube" (ICPP 1991), with direct exchanges along every line. In phase i a rank sends to every
-    other rank of its line all that it holds for ranks with that one's coordinate. Chunks are dealt
-    to as many orders of the dimensions as there are, each with another one first, so that all are
-    at work. Along rings the shorter way round is taken, to the rank opposite by every second rank
-    upwards; the longest ways leave first, so that links do not wait for chunks to forward.
+    other rank of its line all chunks that it holds for ranks with that rank's coordinate. Chunks
+    are dealt to as many orders of the dimensions as there are dimensions, each beginning with a
+    different one, so that all dimensions work. Messages take the shorter way round rings; to the
+    opposite rank, every second rank sends upwards. The longest ways leave first, so that links do
+    not wait for chunks to forward.
 
     A chunk is sent at most once per dimension, which keeps schedules of thousands of ranks small.
     Networks and groups must be grids, as for ``BlueConnect``.
@@ -53,7 +54,7 @@ class Exchange(Synthesizer):
     put_off: ClassVar[float] = SOON
 
     def work(self, problem: Problem) -> float:
-        """A send per dimension, in messages of many chunks.
+        """One send per dimension, in messages of many chunks.
 
         Raises:
             TopologyError: the network is not a grid.
@@ -75,8 +76,9 @@ class Exchange(Synthesizer):
         seconds = _seconds(topology, rank_grid, dims, edges)
         chunk, step, at = _sends(rank_grid, dims, seconds, collective)
         edge = np.searchsorted(pair, at)
-        # The longest ways first: chunks to forward then arrive while a link serves its own. Of
-        # equal ones to the next rank first, so that at any time all send to different ones.
+        # The longest ways leave first, so that chunks to forward arrive while a link serves its own
+        # rank's. Among equals, sends to the next rank leave first, so that all ranks send to
+        # different ones at any time.
         ahead = (edges.dst - edges.src) % topology.num_ranks
         place = np.empty(len(edges), np.int64)
         place[np.lexsort((ahead, -edges.hops))] = np.arange(len(edges))
@@ -99,8 +101,8 @@ def _sends(
     src, dst = (index[collective.ends(end)] for end in (traits.before, traits.after))
     chunk = np.flatnonzero(src != dst)
     src, dst = src[chunk], dst[chunk]
-    # Which dimension comes first: dealt so that each has its share of what goes from a rank to the
-    # ranks beyond another, and of what comes.
+    # The first dimension of each chunk is dealt so that each dimension has its share of the data
+    # that a rank sends to the ranks beyond another, and of the data that it receives.
     across, deal = grid.coordinates()[:, list(dims)].sum(axis=1), _deal(seconds)
     turn = deal[(across[src] + across[dst] + chunk % collective.chunks_per_shard) % len(deal)]
     stride, side = _strides(grid), np.asarray(grid.shape)
@@ -118,10 +120,10 @@ def _sends(
 
 
 def _deal(seconds: np.ndarray) -> np.ndarray:
-    """The dimension that chunks go along first, by turns: more often one of fewer seconds.
+    """The first dimension of chunks, by turns; dimensions with fewer seconds are more frequent.
 
-    A dimension of half the seconds takes twice the chunks: the first phase ends everywhere at once,
-    and the slowest one is at work from the first moment to the last.
+    A dimension with half the seconds takes twice the chunks. So the first phase ends everywhere at
+    once, and the slowest dimension works from the first moment to the last.
     """
     share = 1 / seconds / (1 / seconds).sum()
     turns, dealt = [], np.zeros(len(seconds))
@@ -156,14 +158,14 @@ def _index_of(rank_grid: RankGrid) -> np.ndarray:
 
 
 def _strides(grid: Grid) -> np.ndarray:
-    """By how much the index grows along each dimension; the last one is the innermost."""
+    """The stride of the index along each dimension; the last one is the innermost."""
     return np.cumprod((1, *grid.shape[:0:-1]))[::-1]
 
 
 def _edges(
     topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...]
 ) -> tuple[np.ndarray, Edges]:
-    """Paths between all ranks that differ in one of the dimensions; their pairs, ascending."""
+    """Paths between all ranks that differ in one of the dimensions, and their ascending pairs."""
     grid, ranks = rank_grid.grid, rank_grid.ranks
     coordinates, index = grid.coordinates(), np.arange(grid.size)[:, None]
     pairs, hops, links = [], [], []
@@ -195,17 +197,18 @@ def _around(
     here: np.ndarray,
     there: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The links from neighbour to neighbour along a ring, the shorter way round, or a line.
+    """The links from neighbour to neighbour along a line, or the shorter way round a ring.
 
     Args:
-        index: of the grid, where each path starts; ``here`` is its coordinate, ``there`` the end's.
+        index: index of the grid where each path starts; ``here`` is its coordinate, ``there`` that
+            of the end.
     """
     grid, ranks = rank_grid.grid, rank_grid.ranks
     side, stride = grid.shape[dim], int(_strides(grid)[dim])
     up, is_ring = (there - here) % side, grid.wrap[dim]
     upwards = (2 * up < side) | ((2 * up == side) & (here % 2 == 0)) if is_ring else there > here
     count = np.where(upwards, up, side - up)
-    # Every step of every path, and the route of the two neighbours it joins.
+    # Every step of every path, and the route between the two neighbours that it joins.
     ptr = np.concatenate([[0], np.cumsum(count)])
     done = np.arange(ptr[-1]) - np.repeat(ptr[:-1], count)
     way, start = np.repeat(np.where(upwards, 1, -1), count), np.repeat(here, count)

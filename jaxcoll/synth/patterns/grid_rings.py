@@ -1,6 +1,6 @@
 """Rings along the dimensions of a grid, one dimension after another.
 
-On a grid of 4 x 4 a ring of all ranks takes 15 steps, rings along both dimensions 3 + 3.
+On a grid of 4 x 4 a ring of all ranks takes 15 steps; rings along both dimensions take 3 + 3.
 
 - ``Ring2D``: rings along the rows and the columns of a mesh or torus.
 - ``HierarchicalRing``: rings of blocks of ranks, and rings across them.
@@ -38,7 +38,7 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Blocks(Synthesizer):
-    """An all_gather in which a message is a block of many shards along a dimension of a grid."""
+    """An all_gather with messages of many shards, which are blocks along a dimension of a grid."""
 
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
@@ -52,15 +52,15 @@ class _Blocks(Synthesizer):
 
 @dataclasses.dataclass(frozen=True)
 class Ring2D(_Blocks):
-    """Half of every shard goes round the rows and then the columns, half the other way round.
+    """Half of every shard goes round the rows, then the columns; half in the other order.
 
-    Ying et al., "Image classification at supercomputer scale" (2018), Sec. 3.3. On an open border
-    a ring closes over a route back along the line, which is where the MultiTree paper finds 2D-Ring
+    Ying et al., "Image classification at supercomputer scale" (2018), Sec. 3.3. On an open border a
+    ring closes over a route back along the line, which is why the MultiTree paper finds 2D-Ring
     slow on meshes (Sec. VI-A).
 
     That paper counts a whole all-reduce in either dimension, about twice the least volume. Here the
-    second dimension only sees what the first has scattered, the least volume: ranks that kept a
-    partial sum and gave it away too would count contributions twice.
+    second dimension only gets the data that the first has scattered, which is the least volume:
+    ranks that kept a partial sum and also gave it away would count contributions twice.
     """
 
     name: ClassVar[str] = "ring_2d"
@@ -79,8 +79,8 @@ class Ring2D(_Blocks):
                 f"{'x'.join(map(str, rank_grid.grid.shape))}; take bucket or blueconnect"
             )
         dims = group_dimensions(rank_grid, collective, self.name)
-        # Every dimension is taken to be closed: on an open border the pattern of a circle is kept,
-        # and its last link becomes a route back along the line.
+        # Every dimension counts as closed: on an open border the pattern of a circle stays, and its
+        # last link becomes a route back along the line.
         circles = Grid(rank_grid.grid.shape, (True,) * len(rank_grid.grid.shape))
         sends = gather_by_dimension(circles, dims, collective.chunks_per_shard, both_ways=True)
         return schedule_of(topology, collective, on_ranks(sends, rank_grid.ranks))
@@ -88,21 +88,21 @@ class Ring2D(_Blocks):
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalRing(Synthesizer):
-    """Reduce-scatter in blocks of consecutive ranks, all-reduce across blocks, all-gather in them.
+    """Reduce-scatter in blocks of consecutive ranks, all-reduce across them, all-gather in them.
 
-    Ranks at equal indices in all blocks form a ring, and so do the ranks of a block; each ring
-    moves both ways (Jia et al., "Highly scalable deep learning training system with
+    Ranks at equal indices in all blocks form a ring, and so do the ranks of a block; data go both
+    ways round each ring (Jia et al., "Highly scalable deep learning training system with
     mixed-precision", 2018, Sec. 4.2). Topology-oblivious: neighbours on a ring are routed over
     shortest paths.
 
     Attributes:
-        inner: ranks of a block, which divides the ranks of every group; None for those of a host
-            (what the links above the least bandwidth join), or the innermost dimension of a network
-            that is a grid.
-        alternating: whether of two blocks no two ranks send to each other in one step: what leaves
-            the first block goes to equal indices, and what leaves the second to the next ones, so
-            that messages between them follow a circle that alternates. Pairs of processes that
-            are half duplex leave a cable idle otherwise, whichever of each pair sends first.
+        inner: number of ranks of a block, which must divide the ranks of every group; None for the
+            ranks of a host (joined by links above the least bandwidth), or the innermost dimension
+            of a grid.
+        alternating: whether, with two blocks, no two ranks send to each other in one step. Messages
+            from the first block go to equal indices, and those from the second to the next ones, so
+            that messages between them follow a circle that alternates. Otherwise half-duplex pairs
+            of processes leave a cable idle, whichever of each pair sends first.
 
     Raises:
         CollectiveError: ``inner`` is less than 1, or ``alternating`` is not a flag.
@@ -112,7 +112,7 @@ class HierarchicalRing(Synthesizer):
     alternating: bool = False
 
     name: ClassVar[str] = "hierarchical_ring"
-    series: ClassVar[tuple[Counts, ...]] = ((1, 2),)  # one for each way round
+    series: ClassVar[tuple[Counts, ...]] = ((1, 2),)  # one chunk for each direction
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
@@ -148,8 +148,8 @@ class HierarchicalRing(Synthesizer):
                     f"{self.name} alternates between two blocks of two ranks or more; a group of "
                     f"{len(group)} has {shape[0]} of {inner}; leave alternating out"
                 )
-            # Dimension 0 goes across blocks, dimension 1 inside one. The all_gather goes across
-            # first, so that the reduce_scatter made of it starts inside the blocks.
+            # Dimension 0 is across blocks, dimension 1 inside a block. The all_gather goes across
+            # first, so that the reduce_scatter derived from it starts inside the blocks.
             rings = {d: circle(side, both_ways=True) for d, side in enumerate(shape)}
             sends = gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
             return group, _alternating(sends, inner) if self.alternating else sends
@@ -158,9 +158,10 @@ class HierarchicalRing(Synthesizer):
 
 
 def _alternating(sends: Sends, inner: int) -> Sends:
-    """The sends of two blocks in which the second sends to the next index in the first.
+    """The sends of two blocks, where the second block sends to the next index in the first.
 
-    Index a of the first block then has the shard of a - 1 of the second, and brings it to its own.
+    Index a of the first block then has the shard of index a - 1 of the second, and brings it to its
+    own block.
     """
     src, dst, owner = sends.src, sends.dst, sends.owner
     crosses = (src >= inner) & (dst < inner)
@@ -174,12 +175,12 @@ def _alternating(sends: Sends, inner: int) -> Sends:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket(_Blocks):
-    """Gather along one dimension after another, each part of the data starting with another one.
+    """Gather along one dimension after another; each part of the data starts with a different one.
 
-    Steps are as many as the diameter of the grid. On homogeneous grids with equal sides the time of
-    an all_gather is the TACOS paper's Ideal at every size, when chunks per shard are a multiple of
-    ``granularity``. Groups must be subgrids of it: all ranks that differ in some dimensions
-    only.
+    There are as many steps as the diameter of the grid. On homogeneous grids with equal sides the
+    time of an all_gather is the TACOS paper's Ideal at every size, when chunks per shard are a
+    multiple of ``granularity``. Groups must be subgrids of it: all ranks that differ only in some
+    dimensions.
 
     The idea is the multi-dimensional bucket algorithm (Barnett et al., 1993; Jain and Sabharwal,
     "Optimal bucket algorithms for large MPI collectives on torus interconnects", 2010).
@@ -189,11 +190,11 @@ class Bucket(_Blocks):
 
     @staticmethod
     def granularity(topology: Topology) -> int:
-        """Chunks per shard (or a multiple) with which every link carries equal shares.
+        """The number of chunks per shard, or its multiples, with which links carry equal shares.
 
-        One part a dimension, and two where a closed even side is reached both ways.
+        There is one part per dimension, and two if a closed even side is reached both ways.
         """
-        # A closed even side is reached half a block each way, so that a shard must have halves.
+        # On a closed even side half a block goes each way, so that a shard must have halves.
         grid = _rank_grid(topology).grid
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
@@ -205,8 +206,8 @@ class Bucket(_Blocks):
         sends = gather_by_dimension(
             rank_grid.grid, dims, collective.chunks_per_shard, both_ways=True
         )
-        # Neighbours of a grid are joined by links, so that no routes are looked for: a pair without
-        # one means that the grid is wrong.
+        # Links join the neighbours of a grid, so no routes are searched: a pair without a link
+        # means that the grid is wrong.
         return Schedule.from_sends(
             topology,
             collective,
@@ -229,7 +230,8 @@ def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
     """The (first) link between neighbours of the grid."""
     pairs = topology.src.astype(np.int64) * topology.num_vertices + topology.dst
     wanted = src * topology.num_vertices + dst
-    # Links are sorted by source and then by end (canonical order), so the first of parallel ones.
+    # Links are sorted by source and then by end (canonical order), so this finds the first of
+    # parallel links.
     link = np.searchsorted(pairs, wanted)
     found = pairs[np.minimum(link, len(pairs) - 1)] == wanted
     if not found.all():

@@ -1,4 +1,4 @@
-"""Halving: any number of ranks, and every element is added in one order."""
+"""Halving: recursive halving for any number of ranks, with one order of addition everywhere."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Halving(Synthesizer):
-    """Recursive halving and doubling of any number of ranks; all chunks are added in one order.
+    """Recursive halving and doubling for any number of ranks; all chunks are added in one order.
 
-    The places of a group form a balanced binary tree: a run of places is halved, the first half the
-    longer one, down to single places. A chunk is added along this tree, the sum of a run being that
-    of its first half and that of its second; only where the sums are taken differs from chunk to
-    chunk. So an element's sum does not depend on the chunk it lies in, and therefore not on the
-    size of its buffer (``jaxcoll.simulation.sum_orders`` is 1).
+    The places of a group form a balanced binary tree: a run of places is halved, with the longer
+    half first, down to single places. A chunk is added along this tree: the sum of a run is that of
+    its first half plus that of its second. Only the ranks that add differ from chunk to chunk. So
+    an element's sum does not depend on its chunk, and therefore not on the size of its buffer
+    (``jaxcoll.simulation.sum_orders`` is 1).
 
-    The sum of a run is taken at a rank of the run, at its end at the chunk's owner. In the half
-    without this rank it is taken at the place as far from the half's start, modulo its length,
-    which spreads the chunks evenly. Of 2**k ranks these are Rabenseifner's exchanges, those of
-    ``Rhd(far_first=True)`` (Thakur, Rabenseifner and Gropp, "Optimization of collective
-    communication operations in MPICH", 2005, Sec. 4). Any number takes ceil(log2 n) steps each way
-    and n - 1 sends per chunk, the least there are. Topology-oblivious: pairs are routed over
-    shortest paths.
+    The sum of a run is computed at a rank of the run, and finally at the chunk's owner. In the half
+    without this rank it is computed at the place with the same distance from the half's start,
+    modulo its length, which spreads the chunks evenly. For 2**k ranks these are Rabenseifner's
+    exchanges, those of ``Rhd(far_first=True)`` (Thakur, Rabenseifner and Gropp, "Optimization of
+    collective communication operations in MPICH", 2005, Sec. 4). Any number of ranks takes
+    ceil(log2 n) steps each way and n - 1 sends per chunk, which is the minimum. Topology-oblivious:
+    pairs are routed over shortest paths.
     """
 
     name: ClassVar[str] = "halving"
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_sharded)
-    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    # For powers of two it equals a variant of rhd; users ask for it by name, for its order of
+    # addition.
     tried_by_auto: ClassVar[bool] = False
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
-        Sums are the gather reversed step by step, where other synthesizers reverse its simulated
-        run (``reverse_in_time``): of two runs that a switch let arrive early, that may add either
-        first.
+        Sums are the gather reversed step by step. Other synthesizers reverse its simulated run
+        (``reverse_in_time``), which may add either of two runs first if a switch let them arrive
+        early.
         """
         gather, kind = collective.with_kind("all_gather"), collective.traits
         if kind.copies:
             return self._gathered(topology, gather)
-        # On the transposed network, so that the reversed sends run over links that there are.
+        # Gathered on the transposed network, so that the reversed sends use existing links.
         scatter = self._gathered(topology.transpose(), gather).reverse()
         if not kind.has_phases:
             return scatter
@@ -59,8 +60,8 @@ class Halving(Synthesizer):
 
     @staticmethod
     def _gathered(topology: Topology, collective: Collective) -> Schedule:
-        # One send per shard first, then as many as it has chunks: all take the same way, or sums of
-        # one shard's elements would differ in their order.
+        # One send per shard first, then one per chunk: all chunks take the same way, because
+        # otherwise sums of one shard's elements would differ in their order.
         index = np.arange(collective.chunks_per_shard)
 
         def write(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -83,14 +84,14 @@ def _exchanges(
     """(step, from, to) of the gather within a run of places, each chunk starting at its holder.
 
     Args:
-        holder: the place in ``start``, ..., ``end - 1`` that has each chunk.
+        holder: the place, in ``start``, ..., ``end - 1``, that has each chunk.
     """
     if end - start < 2:
         return
-    # The tree of runs is the same for all chunks; only the ranks at which sums are taken differ. So
-    # every element is added in one order, whatever chunk it lies in.
+    # The tree of runs is the same for all chunks; only the ranks that add differ. So every element
+    # is added in one order, regardless of its chunk.
     middle = start + (end - start + 1) // 2
-    # The half that a chunk is in already needs no message; the other half gets it at one place.
+    # The half that has a chunk already needs no message; the other half gets it at one place.
     is_first = holder < middle
     across = np.where(
         is_first,
@@ -98,6 +99,7 @@ def _exchanges(
         start + (holder - middle) % (middle - start),
     )
     yield step, holder, across
-    # In each half the chunk now has one holder, and the halves go on apart in the same steps.
+    # In each half the chunk now has one holder, and the halves continue separately in the same
+    # steps.
     yield from _exchanges(np.where(is_first, holder, across), start, middle, step + 1)
     yield from _exchanges(np.where(is_first, across, holder), middle, end, step + 1)

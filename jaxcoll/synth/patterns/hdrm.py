@@ -28,15 +28,15 @@ from jaxcoll.topology import Topology
 class Hdrm(InPieces):
     """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
 
-    Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair is
-    one rank of an upper and one of a lower switch. Positions with an even number of ones are upper
-    ranks, so all partners of one are lower; the low bits choose the upper switch, the high bits the
-    lower one. The partners of a switch's ranks are then spread evenly over the switches of the
-    other half, in every step, and with no more ranks a switch than switches a half no two messages
-    share a link.
+    Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair
+    consists of one rank of an upper and one of a lower switch. Positions with an even number of
+    ones are upper ranks, so all partners of one are lower; the low bits choose the upper switch,
+    the high bits the lower one. The partners of a switch's ranks are then spread evenly over the
+    switches of the other half, in every step, and if a switch has at most as many ranks as a half
+    has switches, no two messages share a link.
 
-    Defined on networks made by ``topologies.bigraph`` with powers of two of ranks a switch and of
-    switches, for all ranks at once.
+    Defined on networks made by ``topologies.bigraph`` whose numbers of switches and of ranks per
+    switch are powers of two, for all ranks at once.
 
     Its field ``pieces`` is that of ``InPieces``.
     """
@@ -47,7 +47,7 @@ class Hdrm(InPieces):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no BiGraph, or one of other sizes.
+            TopologyError: the network is not a BiGraph, or has other sizes.
             CollectiveError: the groups are not all ranks in order.
         """
         ranks, switches = _shape(topology)
@@ -65,16 +65,16 @@ def rank_mapping(ranks: int, switches: int) -> np.ndarray:
     """The rank at each position of the halving-doubling, int64 of shape (ranks * switches,).
 
     Args:
-        ranks: ranks of a switch, a power of two.
-        switches: upper and lower switches, a power of two.
+        ranks: number of ranks of a switch, a power of two.
+        switches: number of upper switches, and of lower ones, a power of two.
     """
     half = switches // 2
     position = np.arange(ranks * switches)
     # Two positions that exchange differ in one bit, so one has an even number of ones and the other
-    # an odd number: putting the even ones on upper switches makes every exchange cross from one
-    # half to the other.
+    # an odd number. With the even ones on upper switches, every exchange crosses from one half to
+    # the other.
     ones = np.zeros_like(position)
-    # Parity of the ones: an exchange flips one bit, so partners have unlike parity.
+    # Parity of the ones: an exchange flips one bit, so partners have different parities.
     for bit in range(int(position[-1]).bit_length()):
         ones += position >> bit & 1
     upper, lower = position % half, half + position // (2 * ranks)

@@ -1,8 +1,9 @@
 """Rail gather: every rank gathers along its rail, and passes the shards on within its host.
 
-Of two hosts of two ranks, ranks 0 and 2 are on one rail, 1 and 3 on another. Rank 0 sends its shard
-to 2 along the rail and to 1 within the host, and the shard of 2 it passes on to 1. With hosts first
-and rails then, rank 0 would send 2 the shard of 1 as well, twice as much along the rail.
+For example, on two hosts of two ranks, ranks 0 and 2 are on one rail, 1 and 3 on another. Rank 0
+sends its shard to 2 along the rail and to 1 within the host, and passes the shard of 2 on to 1. If
+ranks gathered within hosts first and then along rails, rank 0 would send the shard of 1 to 2 as
+well, which is twice as much along the rail.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _FEW_RANKS = 64
 
 @dataclasses.dataclass(frozen=True)
 class RailGather(Synthesizer):
-    """All-gather along rails in one step, whose shards are passed on within hosts as they arrive.
+    """All-gather along rails in one step; ranks pass shards on within hosts as they arrive.
 
     Rank i of a host sends its shard to rank i of every other host, the next host first, so that no
-    two send to a third at the same time: a shard crosses the rails once per host, where a gather
-    within hosts first (``HierarchicalRing``) has every rank send its whole host's. Shards arrive in
-    the order of hosts, and go to the other ranks of the host in ``parts`` messages each, while
-    later ones are on their way. Any shard takes two messages, however many hosts there are.
+    two ranks send to a third at the same time. A shard crosses the rails once per host, while after
+    a gather within hosts (``HierarchicalRing``) every rank sends all shards of its host. Shards
+    arrive in the order of hosts, and go to the other ranks of the host in ``parts`` messages each,
+    while later ones are on their way. Every shard takes two messages, however many hosts there are.
 
     Attributes:
-        parts: messages in which a rank passes on the shards of its rail; of more the last is
-            shorter, for which all others are waited for.
+        parts: number of messages in which a rank passes on the shards of its rail. With more parts
+            the last one, which leaves after all shards have arrived, is shorter.
         inner: ranks per host; read off the network when omitted.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     parts: int = 32
@@ -64,15 +65,15 @@ class RailGather(Synthesizer):
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def may_win(self, problem: Problem) -> bool:
-        """Where there are so many ranks that searches take long."""
+        """Whether there are so many ranks that searches take long."""
         return problem.topology.num_ranks > _FEW_RANKS
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: groups.
-            TopologyError: a network without hosts, or hosts that do not divide the ranks.
+            CollectiveError: there are groups.
+            TopologyError: the network has no hosts, or hosts do not divide the ranks.
         """
         check_everyone(collective, self.name)
         n = topology.num_ranks
@@ -82,7 +83,7 @@ class RailGather(Synthesizer):
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the {n} of "
                 f"{topology}; give another inner="
             )
-        # Numbers of 32 bits: thousands of ranks have tens of millions of sends.
+        # Numbers have 32 bits, since thousands of ranks have tens of millions of sends.
         hosts, rank = n // inner, np.arange(n, dtype=np.int32)
         ahead = np.arange(1, hosts, dtype=np.int32)[:, None] * inner
         along = [np.broadcast_to(rank, (hosts - 1, n)).ravel(), ((rank + ahead) % n).ravel()]
@@ -93,7 +94,8 @@ class RailGather(Synthesizer):
         ]
         src, dst = (np.concatenate(ends) for ends in zip(along, within, strict=True))
         edges = shortest_routes(topology, src, dst)
-        # What a rank has, by how many hosts behind it the owner is: its own shard goes first.
+        # The shards of a rank, by the distance of the owner's host behind it: its own shard goes
+        # first.
         behind = np.arange(hosts, dtype=np.int32)[:, None]
         part = np.where(behind == 0, 0, 1 + (behind - 1) * self.parts // max(hosts - 1, 1))
         first = len(along[0])

@@ -1,9 +1,9 @@
-"""Recursive halving-doubling: partners at growing distances, of 2**k ranks.
+"""Recursive halving-doubling: partners at growing distances, for 2**k ranks.
 
-Of 4 ranks, rank 0 exchanges with rank 1 and then with rank 2: its data double in every step, so
-that log2(n) steps are enough, where rings take n - 1. Its kin stand beside it: ``bruck`` and
-``halving`` (any number of ranks), ``hdrm`` (of a BiGraph), ``swing`` and ``trivance`` (shorter ways
-on rings and tori).
+For example, with 4 ranks, rank 0 exchanges with rank 1 and then with rank 2. Its data double in
+every step, so that log2(n) steps are enough, where rings take n - 1. Related algorithms are
+``bruck`` and ``halving`` (any number of ranks), ``hdrm`` (for BiGraphs), ``swing`` and ``trivance``
+(shorter ways on rings and tori).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from jaxcoll.topology import Topology
 class Rhd(Synthesizer):
     """All-gather by recursive doubling; reduce-scatter, run backwards, by recursive halving.
 
-    In each of log2(n) steps all ranks exchange all they have in pairs, at distances 1, 2, 4, ...
+    In each of log2(n) steps all ranks exchange all their data in pairs, at distances 1, 2, 4, ...
     (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-    2005, Sec. 3). Topology-oblivious: pairs are routed over shortest paths. Groups must have
-    2**k ranks; of a group, ranks pair by their indices.
+    2005, Sec. 3). Topology-oblivious: pairs are routed over shortest paths. Groups must have 2**k
+    ranks, which are paired by their indices.
 
     Attributes:
         far_first: whether the all-gather starts with the farthest partner, so that the largest
@@ -57,7 +57,7 @@ class Rhd(Synthesizer):
         return (*cut, cls(), cls(far_first=True)) if fixed else cut
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        """One chunk or, if messages are cut into pieces, the counts worth trying for a pipeline."""
         return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

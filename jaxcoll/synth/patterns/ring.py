@@ -1,12 +1,12 @@
-"""Rings and their opposite: circles, NCCL's channels, and everyone to everyone at once.
+"""Rings and their opposite: circles, NCCL's channels, and direct sends between all ranks.
 
-On a circle of 3 ranks each passes on the shard that it received a step before: 2 steps, in which
-every link carries 2 shards, as few as a rank must receive. A circle is only as good as its links.
+On a circle of 3 ranks each passes on the shard that it received in the step before. That takes 2
+steps, in which every link carries 2 shards, as few as a rank must receive. A circle is only as good
+as its links.
 
-- ``Ring``: circles over links where the network has some, or in a given order whatever the wires
-  are.
+- ``Ring``: circles over links if the network has any, or a given order regardless of links.
 - ``NcclRing``: the rings of NCCL and RCCL, one way round in many channels.
-- ``Direct``: everyone sends to everyone at once, in one step.
+- ``Direct``: every rank sends to every other in one step.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ ORDERS = ("links", "ranks")
 class Ring(Synthesizer):
     """All-gather around circles that follow links, each with an equal share of the chunks.
 
-    The circles share no link and are as many as are found: those of a torus use all its links
-    (``jaxcoll.synth.building.circles``). Among hosts behind switches there is one for each rank of
-    a host. Where links hold no circle through all ranks there is one, 0, 1, ..., n-1, 0 (or the
-    order of each group), whose neighbours are routed over shortest paths
+    The circles share no link, and there are as many as the search finds: those of a torus use all
+    its links (``jaxcoll.synth.building.circles``). Among hosts behind switches there is one circle
+    for each rank of a host. If links form no circle through all ranks, there is the single circle
+    0, 1, ..., n-1, 0 (or the order of each group), whose neighbours are routed over shortest paths
     (``jaxcoll.paths.shortest_routes`` states the tie-break).
 
-    Both ways round, shards go to the rank opposite in n/2 steps; one way, all the way round in n-1
-    steps, upwards unless the routes downwards have fewer links (as on a one-way ring reversed for
-    reduce_scatter).
+    In both directions, shards go to the opposite rank in n/2 steps; in one direction, they go all
+    the way round in n-1 steps, upwards unless the routes downwards have fewer links (as on a
+    one-way ring reversed for reduce_scatter).
 
     Attributes:
         bidirectional: whether shards go both ways round.
-        order: "links" as above; "ranks" for the one circle in the order of ranks, topology-blind,
-            which is what the TACOS paper and others compare with.
-        circles: orders of the ranks of a group, by index, instead. Where several circles join the
-            same two ranks, each has a link of its own if there are parallel ones.
+        order: "links" as above; "ranks" for the single circle in the order of ranks, regardless of
+            the topology, with which the TACOS paper and others compare.
+        circles: given orders of the ranks of a group, by index, instead. If several circles join
+            the same two ranks, each has a separate link as far as there are parallel links.
 
     Raises:
-        CollectiveError: an unknown order, or circles that are not orders of the ranks.
+        CollectiveError: the order is unknown, or circles are not orders of the ranks.
     """
 
     bidirectional: bool = True
@@ -99,7 +99,7 @@ class Ring(Synthesizer):
         checks.put(self, circles=tuple(circles))
 
     def granularity(self, topology: Topology, collective: Collective) -> int:
-        """Chunks per shard with which every circle carries an equal share (or a multiple)."""
+        """The chunks per shard, or their multiples, with which circles carry equal shares."""
         groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
         return max((len(self._circles(topology, group)) for group in groups), default=1)
 
@@ -108,7 +108,7 @@ class Ring(Synthesizer):
         return (cls(), cls(bidirectional=False))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+        """One chunk per circle, or two, as half of a shard comes from each direction."""
         if problem.collective.traits.has_root:
             return ONE_CHUNK
         circles = self.granularity(problem.topology, problem.collective)
@@ -118,14 +118,14 @@ class Ring(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: circles of another number of ranks than a group has.
+            CollectiveError: circles and a group have different numbers of ranks.
         """
         circles = functools.partial(self._circles, topology)
         return gather_around(topology, collective, circles, both_ways=self.bidirectional)
 
     def _circles(self, topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
         """The ranks of a group in the order of every circle."""
-        # Two ranks are a circle whatever the links are, and so is one order where no other is
+        # Two ranks are a circle on any links, and so is the order of ranks if no other circle is
         # found.
         circles = self.circles
         if circles is None and self.order == "links" and len(ranks) > 2:
@@ -150,7 +150,7 @@ def gather_around(
     """The all_gather in which every circle of a group carries an equal share of the chunks.
 
     Args:
-        circles: from the ranks of a group to the ranks in the order of each circle.
+        circles: maps the ranks of a group to the ranks in the order of each circle.
         both_ways: whether shards go both ways round.
         pieces: see ``Sends.in_pieces``.
     """
@@ -162,19 +162,19 @@ def gather_around(
         ranks, chunks = np.asarray(group), collective.chunks_per_shard
         found = circles(ranks)
         for turn, around in enumerate(found):
-            # Chunks are dealt to the circles one by one: with fewer chunks than circles some
-            # circles idle.
+            # Chunks are dealt to the circles one by one; with fewer chunks than circles, some
+            # circles are idle.
             index = np.arange(turn, chunks, len(found))
             part = _around(topology, around, index, both_ways).in_pieces(chunks, pieces)
             parts.append(part)
-            # A circle that joins the same two ranks as one before takes the next parallel link
+            # A circle that joins the same two ranks as an earlier one takes the next parallel link
             # there.
             lanes.append(lane[part.src, part.dst])
             ends = around, np.roll(around, -1)
             lane[ends] += 1
             lane[ends[::-1]] += 1
     sends = Sends.joined(parts)
-    # Neighbours on a circle that no link joins are routed, over switches or the ranks between.
+    # Neighbours on a circle without a direct link are routed, over switches or ranks between them.
     chunk = first_chunk(collective)[sends.owner] + sends.index
     columns = (sends.step, sends.src, sends.dst, chunk)
     return routed(topology, collective, *columns, lane=np.concatenate(lanes))
@@ -182,8 +182,8 @@ def gather_around(
 
 def _around(topology: Topology, ranks: np.ndarray, index: np.ndarray, both_ways: bool) -> Sends:
     backwards = ranks[::-1]
-    # One way round, the shorter one: on a network with links in one direction the other way would
-    # follow routes round everything.
+    # Of both directions the shorter one is taken: on a network with links in one direction, the
+    # other would follow routes round everything.
     if not both_ways and _links(topology, backwards) < _links(topology, ranks):
         ranks = backwards
     pattern = circle(len(ranks), both_ways=both_ways)
@@ -198,7 +198,7 @@ def _links(topology: Topology, circle: np.ndarray) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class NcclRing(Synthesizer):
-    """All-gather and broadcast over the rings that NCCL and RCCL lay, one way round each.
+    """All-gather and broadcast over the rings of NCCL and RCCL, each in one direction.
 
     Among hosts there is a channel for each rank of a host, so that all network ports are in use:
     each channel goes through the ranks of a host and on to the next host, entering and leaving at
@@ -206,11 +206,11 @@ class NcclRing(Synthesizer):
     ``graph/search.cc`` and ``ncclTopoPostset`` in ``graph/connect.cc``; RCCL shares both). On
     networks of links between ranks, as in a DGX-1, a channel goes each way round every circle over
     links. The library searches channels in the paths and speeds of the real machine; here they are
-    those of ``jaxcoll.synth.building.circles``. Its slices are the pieces that a channel's data is
-    cut into: a rank passes one on before the next has come.
+    those of ``jaxcoll.synth.building.circles``. The library's slices are the pieces of a channel's
+    data here: a rank passes one on before the next has arrived.
 
     Attributes:
-        pieces: pieces of every message, at most one per chunk of a channel; None for one each.
+        pieces: pieces of every message, at most one per chunk of a channel; None for one per chunk.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.
@@ -225,12 +225,12 @@ class NcclRing(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def granularity(self, topology: Topology, collective: Collective) -> int:
-        """Chunks per shard with which every channel carries an equal share (or a multiple)."""
+        """The chunks per shard, or their multiples, with which channels carry equal shares."""
         groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
         return max((len(_channels(topology, group)) for group in groups), default=1)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """As many chunks for every channel as shorten the pipeline."""
+        """The numbers of chunks per channel that are worth trying for a pipeline."""
         channels = self.granularity(problem.topology, problem.collective)
         return (tuple(channels * pieces for pieces in DOUBLINGS),)
 
@@ -243,7 +243,7 @@ class NcclRing(Synthesizer):
         return gather_around(topology, collective, channels, both_ways=False, pieces=pieces)
 
     def _broadcast(self, topology: Topology, collective: Collective) -> Schedule:
-        """From the root round every channel, pieces following one another."""
+        """Send from the root round every channel, in pieces that follow one another."""
         columns = []
         for g, group in enumerate(collective.groups):
             if len(group) == 1:
@@ -251,13 +251,14 @@ class NcclRing(Synthesizer):
             root = collective.root_of(group)
             channels = _channels(topology, np.asarray(group))
             chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
-            # Links of a pair that earlier channels have taken, as in ``gather_around``.
+            # The number of links of a pair that earlier channels have taken, as in
+            # ``gather_around``.
             used: Counter[tuple[int, int]] = Counter()
             for turn, around in enumerate(channels):
                 mine = chunks[turn :: len(channels)]
                 count = len(mine) if self.pieces is None else min(self.pieces, len(mine))
                 piece = np.arange(len(mine)) * count // max(1, len(mine))
-                # Every channel starts at the root and ends before it comes round to it again.
+                # Every channel starts at the root and ends before it returns to the root.
                 way = np.roll(around, -int(np.flatnonzero(around == root)[0]))
                 pairs = [*itertools.pairwise(way.tolist())]
                 lane = [used[pair] for pair in pairs]
@@ -272,24 +273,24 @@ class NcclRing(Synthesizer):
 
 
 def _channels(topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
-    """The ranks of a group in the order of every channel; their own order where none is found."""
+    """The ranks of a group in the order of every channel; their own order if there is none."""
     found = circles_of(topology, ranks, False) if len(ranks) > 2 else ()
     circles = [ranks[list(circle)] for circle in found] or [ranks]
     if not topology.is_direct or len(ranks) == 2:
         return circles
     joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     ends = [zip(np.roll(c, -1).tolist(), c.tolist(), strict=True) for c in circles]
-    # Where links go both ways, each circle is one more channel backwards: over links the first one
-    # leaves idle.
+    # If links go both ways, each circle gives one more channel backwards, over links that the first
+    # one leaves idle.
     returns = [c[::-1] for c, pairs in zip(circles, ends, strict=True) if joined.issuperset(pairs)]
     return circles + returns
 
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Synthesizer):
-    """Every chunk goes from its holder straight to every rank that wants it, all in one step.
+    """Every chunk goes directly from its holder to every rank that wants it, all in one step.
 
-    Topology-oblivious: pairs that no link joins are routed over shortest paths
+    Topology-oblivious: pairs without a direct link are routed over shortest paths
     (``jaxcoll.paths.shortest_routes`` states the tie-break). A rank sends to the next rank first,
     then to the one after it, and so on round.
     """
@@ -310,8 +311,9 @@ class Direct(Synthesizer):
         else:
             chunk, dst = _wanted(collective)
         src = src[chunk]
-        # Sends of a step are served in order on a link. By distance first, so that at any time
-        # all ranks send to different ones; by destination, all would queue for rank 0 first.
+        # A link serves the sends of a step in order. They are sorted by distance first, so that at
+        # any time all ranks send to different ones; by destination, all would queue for rank 0
+        # first.
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]
         return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)

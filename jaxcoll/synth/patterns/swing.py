@@ -1,7 +1,7 @@
-"""Swing: distances 1, -1, 3, -5, 11, ..., a partner on the other side of the ring in every step.
+"""Swing: distances 1, -1, 3, -5, 11, ..., with partners on alternating sides of the ring.
 
 On a ring the distances 1, 2, 4, ... of halving and doubling send messages over many links, which
-then share them; these reach as many ranks over shorter ways.
+many messages then share. Swing's distances reach as many ranks over shorter ways.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Swing(InPieces):
-    """Exchanges with partners that swing from one side to the other, ever farther.
+    """Exchanges with partners that swing from one side to the other, farther in every step.
 
     De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
     (NSDI 2024), the bandwidth-optimal variant. In step s of a reduce-scatter rank r of a ring
@@ -52,7 +52,7 @@ class Swing(InPieces):
         return (cls(), cls(pieces=ALL_PIECES))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """Two parts per dimension, each in as many pieces as shorten the pipeline."""
+        """Two parts per dimension, with the numbers of pieces worth trying for a pipeline."""
         sides = problem.topology.grid.shape if problem.topology.grid else ()
         parts = 2 * max(1, sum(side > 1 for side in sides))
         if self.pieces == 1:
@@ -63,14 +63,14 @@ class Swing(InPieces):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is not a torus, or a dimension of it is not a power of two.
+            TopologyError: the network is not a torus, or one of its sides is not a power of two.
             CollectiveError: the groups are not all ranks in order.
         """
         grid = _torus(topology)
         check_everyone(collective, self.name)
         dims = [d for d, side in enumerate(grid.shape) if side > 1]
-        # Parts one way first: with few chunks different dimensions matter more than both
-        # directions.
+        # Parts in one direction come first: with few chunks, different dimensions matter more than
+        # both directions.
         ways = [(first, sign) for sign in (1, -1) for first in range(len(dims))]
         everyone = Grid((grid.size,), (False,))
         parts = []
@@ -102,11 +102,11 @@ def _partners(grid: Grid, dims: list[int], sign: int) -> list[np.ndarray]:
     bits = {d: grid.shape[d].bit_length() - 1 for d in dims}
     partners = []
     for s in range(max(bits.values())):
-        # The Jacobsthal numbers 1, -1, 3, -5, 11, ...: even ranks go one way and odd ones the
+        # The Jacobsthal numbers 1, -1, 3, -5, 11, ...: even ranks go one way and odd ranks the
         # other.
         rho = (1 - (-2) ** (s + 1)) // 3
         for d in dims:
-            # Shorter dimensions are done earlier; the longer ones go on alone.
+            # Shorter dimensions are done earlier, and the longer ones continue alone.
             if s >= bits[d]:
                 continue
             here = coordinates[:, d]

@@ -1,4 +1,4 @@
-"""Trivance: two partners at once, three times as far in every step."""
+"""Trivance: exchanges with two partners at once, three times as far away in every step."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Trivance(Synthesizer):
 
     Juerss, Addanki and Schmid, "Trivance: Latency-optimal AllReduce by shortcutting multiport
     networks" (arXiv 2602.17254): in each step ranks exchange with the two ranks at distance 3**t,
-    and add up what comes from both at once; reduce_scatter takes the steps from near to far. On a
-    torus the paper goes dimension by dimension.
+    and add the data of both at once; reduce_scatter takes the steps from near to far. On a torus
+    the paper goes dimension by dimension.
 
-    The paper was known here by its abstract and summaries; its listing was not at hand. Its
+    This file follows the paper's abstract and summaries; its listing was not at hand. The paper's
     all_reduce in ceil(log3 n) steps keeps the partial sums that it sends, which no schedule does
-    here: a partial sum that is sent is given away. So this one is reduce_scatter and all_gather, in
-    2 ceil(log3 n) steps and with the least bytes. Numbers of ranks other than powers of three are
-    ours: a block goes on to ranks that it has yet to reach, half of it each way where both ways
-    lead to one in the same step. So are the parts on a grid: chunks are dealt to one per dimension,
-    each of which starts with another dimension.
+    here: a rank that sends a partial sum gives it away. So this all_reduce is a reduce_scatter and
+    an all_gather, in 2 ceil(log3 n) steps and with the least bytes. Two things are not from the
+    paper. For numbers of ranks other than powers of three, a block goes on to ranks that it has not
+    reached, half of it each way if both ways lead to one rank in the same step. On a grid, chunks
+    are dealt to one part per dimension, each starting with a different dimension.
 
     Defined on any network: the ranks of a group form a ring in their order, or those of a grid its
     rings, and pairs are routed over shortest paths.
 
     Attributes:
-        near_first: whether the all-gather starts with the nearest partners; from far to near the
-            largest messages go the shortest way.
+        near_first: whether the all-gather starts with the nearest partners; otherwise, from far to
+            near, the largest messages go the shortest way.
         pieces: as for ``InPieces``.
 
     Raises:
@@ -70,7 +70,7 @@ class Trivance(Synthesizer):
         return (cls(), cls(near_first=True))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        """One chunk, two, and multiples of the number of dimensions, which share the chunks."""
         return dimension_counts(problem.topology)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

@@ -1,12 +1,14 @@
 """The rate of all-to-all: the maximum concurrent flow between all pairs of ranks, proved.
 
-The linear program (A.1) of the direct-connect paper has a flow from every source over every link.
-``flow_classes`` finds which of them are equal by symmetry; where that leaves a small program, it is
-solved exactly. Elsewhere the dual is climbed at soft distances, until the two bounds meet. Either
-way both bounds are computed on the whole graph, in integers, and hold whatever the solver did.
+The linear program (A.1) of the direct-connect paper has a variable for the flow from every source
+over every link. ``flow_classes`` finds which flows are equal by symmetry; if that leaves a small
+program, it is solved exactly. Otherwise the dual is climbed at soft distances until the two bounds
+meet. In both cases the bounds are computed on the whole graph, in integers, and hold whatever the
+solver did.
 
-On a one-way ring of 3 ranks every rank's data cross 1 + 2 links, 9 in all over 3 links: the rate is
-1/3 of a link. Lengths of 1 prove that no flow has more, and the only flow there is has as much.
+For example, on a one-way ring of 3 ranks every rank's data cross 1 + 2 links, which is 9 crossings
+over 3 links: the rate is 1/3 of a link. Lengths of 1 prove that no flow has a higher rate, and the
+only flow has this rate.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ class Bounded:
 
     @property
     def gap(self) -> float:
-        """How far the upper bound lies above the lower, relative to it."""
+        """The distance of the upper bound from the lower, relative to the lower."""
         return float(self.upper / self.lower - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class RateBounds(Bounded):
-    """Proved bounds of the all-to-all rate of a digraph, links being of capacity 1.
+    """Proved bounds of the all-to-all rate of a digraph whose links have capacity 1.
 
     Attributes:
         lower: a flow of this rate exists.
@@ -59,13 +61,13 @@ class RateBounds(Bounded):
     upper: Fraction
 
 
-# Flow classes up to which the program is solved exactly.
+# The most flow classes for which the program is solved exactly.
 MOST_CLASSES = 20_000
-# Whole units of a flow of 1, and of the longest link.
+# The integers that stand for a flow of 1 and for the longest link.
 _UNIT, _LONGEST = 2**30, 2**24
 # Denominators tried for an exact solution.
 _DENOMINATORS = (1, 16, 64, 1024)
-# Sources times arcs: the flows are columns of as many numbers.
+# The most sources times arcs, which is the number of entries of a column of flows.
 _MOST_FLOWS = 2**27
 
 
@@ -74,11 +76,11 @@ class FlowRate(Bounded):
     """Bounds of the rate f at which every rank can send to every other at the same time.
 
     Attributes:
-        lower, upper: of f, in units of the capacity of a link. Equal where the rate is exact.
-        flow: of every source over every link for one unit to every vertex, whole units of
-            ``1 / unit``; int64 of shape (ranks, links).
-        unit: whole units that the vertex served worst receives of every source.
-        lengths: whole lengths of the links that prove ``upper``, int64 of shape (links,).
+        lower, upper: bounds of f in units of the capacity of a link, equal if the rate is exact.
+        flow: the flow of every source over every link, for one unit to every vertex, in multiples
+            of ``1 / unit``; int64 of shape (ranks, links).
+        unit: the least amount that a vertex receives from a source, in the same multiples.
+        lengths: integer lengths of the links that prove ``upper``, int64 of shape (links,).
     """
 
     lower: Fraction
@@ -92,8 +94,8 @@ class FlowRate(Bounded):
 
         Args:
             buffer_time: M/B, seconds in which a rank sends the bytes of its buffer over all links.
-            degree: links out of a rank, self-loops included.
-            size: ranks.
+            degree: number of links out of a rank, including self-loops.
+            size: number of ranks.
         """
         return buffer_time * degree / size / float(self.lower)
 
@@ -105,11 +107,11 @@ def concurrent_flow(topology: Topology, tolerance: float = 0.005) -> FlowRate:
     (dissertation, App. A.1.5), with the bandwidth of each link as its capacity.
 
     Args:
-        topology: without switches, of at least two ranks.
-        tolerance: the bounds may differ by this share.
+        topology: a network without switches, with at least two ranks.
+        tolerance: the relative difference of the bounds that is accepted.
 
     Raises:
-        TopologyError: switches, one rank only, or a tolerance that is not above 0.
+    TopologyError: there are switches, there is only one rank, or the tolerance is not above 0.
     """
     if not connected(topology).is_direct:
         raise TopologyError(
@@ -137,12 +139,13 @@ def digraph_flow(
 
     Args:
         size: number of vertices, at least 2.
-        tails, heads: of each arc, int64; parallel arcs are arcs of their own.
-        capacity: of each arc; 1 when omitted.
-        tolerance: the bounds may differ by this share.
+        tails, heads: ends of each arc, int64; parallel arcs are separate arcs.
+        capacity: capacity of each arc; 1 when omitted.
+        tolerance: the relative difference of the bounds that is accepted.
 
     Raises:
-        TopologyError: fewer than two vertices, no path between two of them, a bad tolerance.
+    TopologyError: there are fewer than two vertices, there is no path between two of them, or
+        the tolerance is bad.
     """
     checks.integer(size, "size", TopologyError, least=2)
     tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))
@@ -153,21 +156,21 @@ def digraph_flow(
         return _exact(graph, classes)
     flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
     unit = _unit(size)
-    # Any lengths prove a bound from above (the sum of capacity times length over the sum of
-    # distances), and any flow one from below, so both may be rounded: the bounds stay true and only
-    # part a little.
+    # Any lengths prove an upper bound (the sum of capacity times length over the sum of distances),
+    # and any flow proves a lower one. So both may be rounded: the bounds stay valid and only become
+    # slightly less tight.
     whole = np.rint(lengths / lengths.max() * min(unit, _LONGEST)).astype(np.int64)
     return graph.certified(np.rint(flow * unit).astype(np.int64), np.maximum(whole, 1))
 
 
 def _unit(size: int) -> int:
-    """Whole units of 1, so that sums over pairs of vertices and the arcs between fit 64 bits."""
+    """The integer for 1, so that sums over pairs of vertices and the arcs between fit 64 bits."""
     return min(_UNIT, 2**62 // size**3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Graph:
-    """Arcs without loops, and where they stand among those given."""
+    """The arcs other than loops, and their positions among the given arcs."""
 
     size: int
     tails: np.ndarray
@@ -209,11 +212,11 @@ class _Graph:
 
     @property
     def capacity(self) -> np.ndarray:
-        """Of each arc for a solver, which answers in floats; the bounds are exact in any case.
+        """Capacity of each arc for a solver, as floats; the bounds are exact in any case.
 
-        No rate is above the least capacity out of a vertex, so no arc carries more than that for
-        all pairs of vertices: faster arcs count as so fast. The unit is the slowest arc, unless it
-        is so slow that it is of no use.
+        No rate is above the least capacity out of a vertex, so no arc carries more than that rate
+        for all pairs of vertices, and faster arcs count as equally fast. The unit is the slowest
+        arc, unless it is so slow that it is useless.
         """
         out = [Fraction(0)] * self.size
         for tail, c in zip(self.tails.tolist(), self.exact, strict=True):
@@ -224,24 +227,24 @@ class _Graph:
 
     @property
     def capacity_class(self) -> np.ndarray:
-        """Integers that tell unequal capacities apart, int64."""
+        """Integers that distinguish unequal capacities, int64."""
         place = {c: i for i, c in enumerate(sorted(set(self.exact)), start=1)}
         return np.asarray([place[c] for c in self.exact], np.int64)
 
     def capacity_of(self, classes: FlowClasses) -> np.ndarray:
-        """Of each class of arcs, float64."""
+        """Capacity of each class of arcs, float64."""
         return self.capacity[np.unique(classes.arc_class, return_index=True)[1]]
 
     def certified(self, flow: np.ndarray, lengths: np.ndarray) -> FlowRate:
         """The bounds that a flow and lengths of the arcs prove on the whole graph."""
         # Scaled until the fullest arc is just full, the flow delivers at least ``least`` to every
-        # vertex: a rate that exists.
+        # vertex, which proves that this rate exists.
         least, load = kernel.delivered(flow, self.tails, self.heads)
         worst = max(Fraction(x) / c for x, c in {*zip(load.tolist(), self.exact, strict=True)})
         ptr, arc = group_by(self.tails, self.size)
         every = np.arange(self.size)
-        # The dual: a unit from u to v takes at least d(u, v) of length times capacity, and the
-        # network has ``room`` of it.
+        # The dual: a unit from u to v uses at least d(u, v) of length times capacity, of which the
+        # network has ``room``.
         total = kernel.total_distance(ptr, arc, self.heads, lengths, every, np.ones_like(every))
         room = sum((c * x for c, x in zip(self.exact, lengths.tolist(), strict=True)), Fraction(0))
         if not (least and worst and total and room):
@@ -262,17 +265,17 @@ def _too_far_apart(capacity: list[Fraction]) -> TopologyError:
 
 
 def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
-    """The rate where symmetry leaves a small program."""
+    """The rate if symmetry leaves a small program."""
     try:
         value, dual = _solve(classes, graph.capacity_of(classes))
     except RuntimeError as error:
         raise _too_far_apart(graph.exact) from error
-    # Circles on fast arcs cost nothing, and may be too large for whole units.
+    # Circular flows on fast arcs cost nothing, and may be too large for integers.
     if not (value.max() * _unit(graph.size) < 2**62 and 0 < dual.max() < math.inf):
         raise _too_far_apart(graph.exact)
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
-    # The solver's floats are read as fractions of small denominators too, since the true solution
-    # often is one: of all readings the one that proves most is kept.
+    # The solver's floats are also read as fractions with small denominators, since the true
+    # solution often has these. The reading that proves most is kept.
     flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))
     ptr, arc = group_by(graph.tails, graph.size)
     room = graph.capacity_of(classes) * classes.arc_size
@@ -290,7 +293,7 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
 
 
 def _whole(values: np.ndarray, size: int) -> list[np.ndarray]:
-    """Numbers as whole multiples of a unit: of small denominators, and rounded finely."""
+    """Numbers as integer multiples of a unit: with small denominators, and finely rounded."""
     values = np.maximum(values, 0)
     finest = _unit(size)
     found = [np.rint(values * finest).astype(np.int64)]
@@ -316,7 +319,7 @@ def _proved(flow: np.ndarray, classes: FlowClasses, capacity: list[Fraction]) ->
 
 
 def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """LP (A.1) with a variable per class: minimize the load at which 1 unit reaches every vertex.
+    """Solve LP (A.1) with a variable per class: the least load with 1 unit to every vertex.
 
     Returns:
         The flow of each class, and the lengths (dual variables) of the classes of arcs.

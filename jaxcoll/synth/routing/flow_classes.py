@@ -1,10 +1,11 @@
 """Which variables of the all-to-all linear program are equal by symmetry: colour refinement.
 
-A flow from every source over every arc is a variable. Pairs (source, vertex) and arcs are refined
-by the colours around them until nothing more is told apart. The partition is equitable, so some
-best solution is constant on its classes (Grohe, Kersting, Mladenov and Selman, "Dimension reduction
-via colour refinement", ESA 2014), and the program shrinks to one variable per class. No
-automorphism need be known: a torus, a Cayley graph or a line graph of either collapses by itself.
+The flow from every source over every arc is a variable. Colours of pairs (source, vertex) and of
+arcs are refined by the colours around them until no more classes appear. The partition is
+equitable, so some best solution is constant on its classes (Grohe, Kersting, Mladenov and Selman,
+"Dimension reduction via colour refinement", ESA 2014), and the program shrinks to one variable per
+class. No automorphism need be known: tori, Cayley graphs and their line graphs collapse
+automatically.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class FlowClasses:
 
     Attributes:
         sources: one source per class of vertices, int64.
-        weight: how many vertices each of them stands for, int64.
-        arc_class: of each arc, int64 of shape (arcs,).
-        arc_size: arcs in each class, int64.
-        pair_size: pairs (source, vertex) in each class, int64.
+        weight: number of vertices that each source represents, int64.
+        arc_class: class of each arc, int64 of shape (arcs,).
+        arc_size: number of arcs in each class, int64.
+        pair_size: number of pairs (source, vertex) in each class, int64.
         at_source: pair classes whose vertex is the source itself, bool.
-        leaves, enters, over: of each flow class, int64.
-        flow_size: flows (source, arc) in each class, int64.
+        leaves, enters, over: pair classes and arc class of each flow class, int64.
+        flow_size: number of flows (source, arc) in each class, int64.
         key: the colour of each flow class, uint64, ascending.
-        pair_colour, arc_colour: colours that flow colours are computed from, uint64.
+        pair_colour, arc_colour: colours from which flow colours are computed, uint64.
     """
 
     sources: np.ndarray
@@ -57,14 +58,14 @@ def flow_classes(
 ) -> FlowClasses:
     """The coarsest stable partition.
 
-    Colours are sums of mixed 64-bit words, so two classes may merge by chance, at about
-    classes**2 / 2**65; the bounds of ``concurrent_flow`` are computed on the whole graph and do
-    not rely on it.
+    Colours are sums of mixed 64-bit words, so two classes may merge by chance, with a probability
+    of about classes**2 / 2**65. The bounds of ``concurrent_flow`` are computed on the whole graph
+    and do not rely on the classes.
 
     Args:
         size: number of vertices.
-        tails, heads: of each arc, int64.
-        capacity: of each arc, any integers that tell unequal ones apart, int64.
+        tails, heads: ends of each arc, int64.
+        capacity: any integers that distinguish arcs of unequal capacity, int64.
     """
     out_ptr, out_arc = group_by(tails, size)
     in_ptr, in_arc = group_by(heads, size)
@@ -72,8 +73,8 @@ def flow_classes(
     backward = fewest_hops(size, heads, tails)
     pair = _first_colours(forward.ravel(), backward.ravel()).reshape(size, size)
     arc = _first_colours(capacity, capacity)
-    # Stable after two rounds without a new class: arcs see what pairs were a round earlier, so one
-    # round may pass without a change and the next still bring one.
+    # The partition is stable after two rounds without a new class: arcs see the pairs of the round
+    # before, so a change may follow a round without one.
     before, stable = (0, 0, 0), 0
     while stable < 2:
         pair, arc = _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc)
@@ -85,7 +86,7 @@ def flow_classes(
 
 def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     """Number the colours of a stable colouring."""
-    # Only one source of each class is looked at; ``weight`` counts the others with it.
+    # Only one source of each class is examined; ``weight`` counts the others.
     vertex = np.unique(pair.diagonal(), return_inverse=True)[1]
     weight = np.bincount(vertex)
     pair_of, pair_id, pair_count = _counted(pair[sources], weight)
@@ -95,7 +96,7 @@ def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     first = np.unique(flow_class.ravel(), return_index=True)[1]
     row, e = first // len(tails), first % len(tails)
     at_source = np.zeros(len(pair_of), bool)
-    # The pair of a source with itself is where its flow starts.
+    # The flow of a source starts at its pair with itself.
     at_source[pair_id[np.arange(len(sources)), sources]] = True
     return FlowClasses(
         sources=sources,
@@ -115,7 +116,7 @@ def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
 
 
 def _counted(colours: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct colours, the number of each entry's colour, and how often each stands, weighted."""
+    """Distinct colours, the number of each entry's colour, and weighted counts of colours."""
     distinct, number = np.unique(colours, return_inverse=True)
     number = number.reshape(colours.shape)
     count = np.zeros(len(distinct), np.int64)
@@ -135,13 +136,13 @@ def _mix(word):
 
 @kernel(cache=True, inline="always")
 def _pair_of(first, second, tag):
-    """A colour of an ordered pair of colours, other for every tag."""
+    """A colour for an ordered pair of colours, different for every tag."""
     return _mix(_mix(first + np.uint64(tag)) + second * np.uint64(0x9E3779B97F4A7C15))
 
 
 @kernel(cache=True)
 def _first_colours(first, second):
-    """A colour per entry of two equal arrays of one dimension."""
+    """A colour for each pair of entries of two one-dimensional arrays of equal length."""
     out = np.empty(len(first), np.uint64)
     for i in range(len(first)):
         out[i] = _pair_of(np.uint64(first[i]), np.uint64(second[i]), 1)
@@ -156,15 +157,16 @@ def _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc):
     factor = np.empty_like(arc)
     for e in range(len(arc)):
         new_arc[e] = _mix(arc[e] + np.uint64(2))
-        # Odd, so that multiplying by it loses nothing modulo 2**64: arcs of other classes weigh the
-        # pairs behind them by other factors, and sums over neighbours do not depend on their order.
+        # Factors are odd, so that multiplying by them loses nothing modulo 2**64. Arcs of different
+        # classes weight the pairs behind them by different factors, and sums over neighbours do not
+        # depend on their order.
         factor[e] = arc[e] << np.uint64(1) | np.uint64(1)
     ahead, behind = np.empty(size, np.uint64), np.empty(size, np.uint64)
     for s in range(size):
         row = pair[s]
         for u in range(size):
-            # Pairs ahead and behind are mixed with other constants: a graph and its reverse must
-            # differ.
+            # Pairs ahead and behind are mixed with different constants: a graph and its reverse
+            # must differ.
             ahead[u] = _mix(row[u] + np.uint64(4))
             behind[u] = _mix(row[u] + np.uint64(5))
         for u in range(size):

@@ -1,20 +1,21 @@
 """Minimum congestion: data for single ranks over paths that share the load among the links.
 
 ``MinCongestion`` moves every chunk to one rank; Van de Geijn's broadcast begins with such a move.
+One after another, chunks take the path that is cheapest at the loads so far; a link costs more the
+nearer it is to being the fullest. Then every chunk is taken out and routed again, because the first
+chunks could not see the later ones. Finally the order on links is chosen: the chunk with the
+longest remaining way leaves first, since a run is as long as its slowest chunk.
 
-Chunk after chunk takes the path that is cheapest at the loads so far, and a link costs more the
-nearer it is to being the fullest. Then every chunk is taken out and routed again, as the first ones
-saw nothing of the later ones. Then the order on links is chosen: the chunk with the longest way to
-go leaves first, since a run is as long as its slowest chunk. On a ring of 3 ranks each pair is
-joined by a link, and nobody forwards. Without the link from 0 to 1, chunks from 0 to 1 go over 2,
-on one link with those from 0 to 2 and on one with those from 2 to 1.
+For example, on a ring of 3 ranks each pair is joined by a link, and no rank forwards. Without the
+link from 0 to 1, chunks from 0 to 1 go over 2, on one link together with those from 0 to 2, and on
+another with those from 2 to 1.
 
-Van de Geijn's broadcast is a scatter, and an all_gather of the shards. Down a tree of whole
-messages every byte leaves the root once per child, and links outside the tree stay idle. Here the
-root sends every rank another share, and then all ranks pass their shares on, each over all of its
-links. With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from
-0 and exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it
-again, nor anything to a rank that a share crossed on its way.
+Van de Geijn's broadcast is a scatter followed by an all_gather of the shards. Down a tree of whole
+messages every byte leaves the root once per child, and links outside the tree are idle. Here the
+root sends every rank a different share, and then all ranks pass their shares on, each over all of
+its links. With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares
+from 0 and exchange them, while 0 sends both its own. Data that 0 holds from the start is not sent
+to it again, and a share is not sent again to a rank that it crossed on its way.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.patterns.ring import Direct
 from jaxcoll.topology import Topology
 
-# Of the variant that auto tries for groups.
+# Passes and rounds of the variant that auto tries for groups.
 _MORE_PASSES, _ROUNDS = 6, 2
 
 
@@ -54,24 +55,24 @@ class MinCongestion(Synthesizer):
     1987, state the problem; Basu et al., "Efficient all-to-all collective communication schedules
     for direct-connect topologies", HPDC 2024, route all_to_all that way). A link costs
     alpha + bytes / bandwidth, and more the nearer it is to being the fullest by the chunks routed
-    so far, so small data take the paths of least latency and large data spread.
+    so far. So small data take the paths of least latency, and large data spread.
 
-    A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
-    several wait, the one with the longest way to go leaves first. The chunks of a shard may take
-    different paths, so more chunks share the load more evenly and wait less to be stored and
+    A message is a chunk. It leaves a rank as soon as it has arrived and the link is free; if
+    several wait, the one with the longest remaining way leaves first. The chunks of a shard may
+    take different paths, so more chunks share the load more evenly, and wait less to be stored and
     forwarded.
 
     Attributes:
         nbytes: bytes of a rank's buffer to route for; 64 MiB when omitted.
-        passes: how many times every chunk is routed.
-        power: of a link's part of the fullest link's load, by which its load is multiplied. With 0
-            every chunk's own way is short, which is best for little data.
-        rounds: how often the order on links is improved at most (``list_scheduling``). Where ranks
+        passes: number of times that every chunk is routed.
+        power: a link's load counts times (its load / the load of the fullest link) to this power.
+            With 0 the way of every chunk is short, which is best for little data.
+        rounds: the most improvements of the order on links (``list_scheduling``). Where ranks
             outside a group forward for it, the longest way first takes up to 1.3 of the bound, and
             two rounds bring that to 1.02.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     nbytes: float = 2**26
@@ -94,11 +95,11 @@ class MinCongestion(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """Both powers that were best somewhere, and a better order of more passes."""
+        """Both powers that were best for some problems, and a better order with more passes."""
         return cls(), cls(power=0), cls(passes=_MORE_PASSES, rounds=_ROUNDS)
 
     def may_win(self, problem: Problem) -> bool:
-        """Not between all ranks: there the first order loses a percent to the loads at most."""
+        """Whether improving the order may help; between all ranks it gains at most a percent."""
         taking_part = sum(len(group) for group in problem.collective.groups)
         return not self.rounds or taking_part < problem.topology.num_ranks
 
@@ -127,19 +128,19 @@ class MinCongestion(Synthesizer):
 
 
 def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Chunks that must move, those of one piece of one rank's data together, or one by one.
+    """Batches of the chunks that must move: one piece of one rank's data, or a single chunk.
 
     Returns:
         order: the chunks, int64.
-        source: where each batch starts.
-        target: where each chunk of ``order`` ends.
-        batch_ptr: chunks of batch b are ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
+        source: the rank where each batch starts.
+        target: the rank where each chunk of ``order`` ends.
+        batch_ptr: batch b has the chunks ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
     """
     kind = collective.traits
     src, dst = (collective.ends(end).astype(np.int64) for end in (kind.before, kind.after))
     chunk = np.flatnonzero(src != dst)
-    # Piece by piece: the first one of every rank is routed before any second, so that no rank finds
-    # the links taken by all data of another.
+    # Piece by piece: the first piece of every rank is routed before any second one, so that no rank
+    # finds the links taken by all data of another.
     piece = chunk % collective.chunks_per_shard
     ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
     order = chunk[np.lexsort((ahead, src[chunk], piece))]
@@ -159,25 +160,25 @@ def route(
 ):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
-    A batch is of chunks that start at one rank. It takes the cheapest paths, where a link costs
-    the time of a chunk on it and the load, the time that the chunks routed so far occupy it, times
-    a power of the load's part of the fullest link's; then its chunks are added to that load. Every
-    further pass takes out the batches one by one and routes each again.
+    The chunks of a batch start at one rank. A batch takes the cheapest paths, where a link costs
+    the time of a chunk on it, plus its load (the time that the chunks routed so far occupy it)
+    times a power of the ratio to the fullest link's load. Then the batch is added to the loads.
+    Every further pass takes out the batches one by one and routes each again.
 
-    A run lasts as long as the fullest link: links with room to spare cost next to nothing. The load
-    itself as the cost would shun a path over two links half as full as one. Of the powers 0, 1, 3,
-    5, 7 the fifth brought scatters and gathers on 2 and 8 hosts of H100s closest to their bound
-    (1.09 to 1.15 where the load itself came to 1.7), and all_to_all on random 4-regular graphs
-    within a percent of the closest.
+    A run lasts as long as the fullest link, so links with room to spare should cost almost nothing.
+    The load alone as the cost would avoid a path over two links that are half as full as one. Of
+    the powers 0, 1, 3, 5, 7, power 5 brought scatters and gathers on 2 and 8 hosts of H100s closest
+    to their bound (1.09 to 1.15, where the load alone came to 1.7), and all_to_all on random
+    4-regular graphs within a percent of the closest.
 
     Args:
         ptr, link: links out of each vertex.
         link_src, link_dst: ends of each link.
-        busy: how long a chunk of weight 1 occupies each link, in ticks.
-        delay: how long a chunk takes to the end of each link, in ticks.
+        busy: ticks for which a chunk of weight 1 occupies each link.
+        delay: ticks that a chunk takes to the end of each link.
         source: rank at which each batch starts.
-        target, weight: where each chunk ends, and its size.
-        batch_ptr: chunks of batch b are ``batch_ptr[b]..batch_ptr[b + 1] - 1``.
+        target, weight: the rank where each chunk ends, and the chunk's size.
+        batch_ptr: batch b has the chunks ``batch_ptr[b]..batch_ptr[b + 1] - 1``.
         passes: at least 1.
         power: at least 0.
 
@@ -192,9 +193,9 @@ def route(
     for number in range(passes):
         for b in range(len(source)):
             first, last = batch_ptr[b], batch_ptr[b + 1]
-            # Further passes undo the bias of the order: the first batches were routed on an empty
-            # network. Each is taken out and routed with all the others in place (rip-up and
-            # reroute, as wires of circuits are routed).
+            # Further passes undo the bias of the order, since the first batches were routed on an
+            # empty network. Each batch is taken out and routed with all the others in place (rip-up
+            # and reroute, as in the routing of circuits).
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target, weight, first, last, -1, load)
             most = float(max(1, load.max()))
@@ -207,7 +208,7 @@ def route(
 
 @kernel(cache=True, nogil=True)
 def _cheapest(ptr, link, link_dst, delay, load, most, power, source, into, cost, key, item):
-    """Dijkstra's algorithm; of paths of equal cost the one whose last vertex was reached first."""
+    """Dijkstra's algorithm; of paths of equal cost, the one whose last vertex came first."""
     cost[:] = _FAR
     into[:] = -1
     cost[source] = 0
@@ -219,8 +220,8 @@ def _cheapest(ptr, link, link_dst, delay, load, most, power, source, into, cost,
             continue
         for i in range(ptr[v], ptr[v + 1]):
             e = link[i]
-            # load x (load / most)^power: the links' parts of the fullest one's load, raised to a
-            # power, so that only links near the fullest cost much.
+            # load x (load / most)^power: the power of the ratio makes only links near the fullest
+            # expensive.
             price = float(load[e])
             for _ in range(power):
                 price *= load[e] / most
@@ -243,22 +244,22 @@ def _add(into, link_src, busy, source, target, weight, first, last, sign, load):
 
 @kernel(cache=True, nogil=True)
 def sends_along(into, link_src, ranks, source, target, batch_ptr):
-    """The paths, parted at the ranks they pass: sends in the order in which a chunk makes them.
+    """The paths split at the ranks they pass, as sends in the order in which chunks make them.
 
     Args:
-        ranks: vertices below it part a path; with 0 each path is one send.
+        ranks: vertices below this number split a path; with 0 each path is one send.
 
     Returns:
         path_ptr, path_link: the links of each send.
-        chunk: the chunk of each send, by its place in ``target``.
-        before: the send before it that the same chunk makes, -1 for the first.
+        chunk: the chunk of each send, by its index in ``target``.
+        before: the send of the same chunk before each, -1 for the first.
     """
     sends = hops = 0
     for b in range(len(source)):
         for c in range(batch_ptr[b], batch_ptr[b + 1]):
             v = target[c]
-            # Switches do not hold chunks: a path is parted at ranks only, and a send crosses the
-            # switches between two of them.
+            # Switches do not hold chunks, so a path is split only at ranks, and a send crosses the
+            # switches between two ranks.
             while v != source[b]:
                 hops += 1
                 v = link_src[into[b, v]]
@@ -296,19 +297,19 @@ _SHARING, _TREES = MinCongestion(), ForestColl(fast=True)
 
 @dataclasses.dataclass(frozen=True)
 class VanDeGeijn(Synthesizer):
-    """Broadcast in two parts: every rank gets a share of the buffer, and all gather the shares.
+    """Broadcast in two parts: every rank gets a share of the buffer, then all gather the shares.
 
     Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication
     library (InterCom)" (1994), known from MPICH (Thakur, Rabenseifner and Gropp, 2005, Sec. 4.2).
-    For buffers too long for a tree of whole messages and too short for a pipeline. The reduce that
-    follows from it is a reduce_scatter and a gather.
+    It is for buffers too long for a tree of whole messages and too short for a pipeline. The reduce
+    derived from it is a reduce_scatter and a gather.
 
     Attributes:
         scatter, gather: the algorithms of both parts.
-        nbytes: bytes of the buffer that both are to be fast for; their own when None.
+        nbytes: bytes of the buffer for which both should be fast; their own when None.
 
     Raises:
-        CollectiveError: parts that are not synthesizers, or ``nbytes`` is not above 0.
+        CollectiveError: a part is not a synthesizer, or ``nbytes`` is not above 0.
     """
 
     scatter: Synthesizer = _SHARING
@@ -331,14 +332,14 @@ class VanDeGeijn(Synthesizer):
         return tuple(cls(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct()))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """For every rank as many chunks as the all_gather is worth trying with."""
+        """For every rank, the numbers of chunks that are worth trying for the all_gather."""
         ranks = max(map(len, problem.collective.groups))
         gather = dataclasses.replace(problem.collective, kind="all_gather", root=None)
         series = self.gather.worth_trying(problem.of(gather))
         return tuple(tuple(ranks * count for count in counts) for counts in series)
 
     def work(self, problem: Problem) -> float:
-        """The work of the all_gather; the scatter and joining both take as much three times."""
+        """Four times the work of the all_gather; the scatter and joining take three of these."""
         collective = problem.collective
         each = -(-collective.chunks_per_shard // max(map(len, collective.groups)))
         gather = dataclasses.replace(
@@ -365,7 +366,7 @@ class VanDeGeijn(Synthesizer):
             parts.append(algorithm.synthesize(topology, part, seed, self.nbytes))
         scatter, gather = parts
         renamed = dealt(collective, each)
-        there = np.zeros((ranks, collective.num_chunks + 1), bool)  # the last for chunks left out
+        there = np.zeros((ranks, collective.num_chunks + 1), bool)  # last: chunks left out
         there[:, -1] = True
         for g, group in enumerate(groups):
             root = collective.root_of(group)

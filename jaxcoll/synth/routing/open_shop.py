@@ -1,29 +1,31 @@
 """Open shop: an all_to_all of unequal shares, in which busy ports are never idle.
 
-Ports are the machines of an open shop: what goes from s to d is a job that takes the port out of s
-and the port into d for as long as its bytes take. If jobs may be interrupted, all of them end when
-the busiest port has done its own, its row or its column of the matrix of bytes: Gonzalez and Sahni,
-"Open shop scheduling to minimize finish time" (1976), by the theorem of Birkhoff (1946) that a
-matrix with equal sums of rows and columns is a sum of weighted permutations. FAST (Lei et al.,
-"FAST: an efficient scheduler for all-to-all GPU communication", arXiv 2505.09764) runs these
-permutations one after another between hosts, so that no port is sent to by several at a time.
+Ports are the machines of an open shop: the data from s to d are a job that occupies the port out of
+s and the port into d for the time of its bytes. If jobs may be interrupted, all of them can end
+when the busiest port has finished its own, which are its row or its column of the matrix of bytes:
+Gonzalez and Sahni, "Open shop scheduling to minimize finish time" (1976), by the theorem of
+Birkhoff (1946) that a matrix with equal sums of rows and columns is a sum of weighted permutations.
+FAST (Lei et al., "FAST: an efficient scheduler for all-to-all GPU communication", arXiv 2505.09764)
+runs these permutations one after another between hosts, so that no port is sent to by several at a
+time.
 
 There may be as many permutations as pairs, and each cuts every message. Here shards are cut into
-equal pieces, of at most a 32nd of all bytes of the busiest port, host or rack, and a list
-schedule does the rest: a free port sends next to the port that is free the soonest, and of several
-to the one that has the most left to get, for which the end waits. Of three ranks that send
+equal pieces, of at most a 32nd of all bytes of the busiest port, host or rack, and a list schedule
+orders them: a free port sends next to the port that is free first, and among several to the one
+with the most left to receive, for which the end waits. For example, three ranks send
 
     0 4 1        rank 1 gets 12 and is never idle. Rank 0, which may send it a piece while rank 2
     2 0 2        does, or one to rank 2, takes the latter: rank 2 is free.
     0 8 0
 
-A port that has nothing else to send does not wait: its piece does, at the switch. FAST would hold
-it back, as real switches pause or drop what queues for long; near the end of a hot port there is
-some.
+A port with nothing else to send does not wait; its piece waits at the switch. FAST would hold the
+piece back, since real switches pause or drop long queues; some queues occur near the end of a hot
+port.
 
-Where several paths lead from rank to rank, pieces are first routed so that the fullest link carries
-the least (``route`` of ``min_congestion``). So what a hot rank gets comes over all links into it;
-on hosts with rails over the rails of its neighbours too, as in the phases of FAST inside hosts.
+If several paths lead from rank to rank, pieces are first routed so that the fullest link carries
+the least (``route`` of ``min_congestion``). So the data for a hot rank come over all links into it,
+and on hosts with rails also over the rails of its neighbours, as in the phases of FAST inside
+hosts.
 """
 
 from __future__ import annotations
@@ -47,20 +49,22 @@ from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.routing.min_congestion import route, sends_along
 from jaxcoll.topology import Topology
 
-# Turns in which a rank's pieces are routed, each by a tree of its own; fewer where the trees of all
-# ranks, over all links, are more work than the larger of these two: a tenth of a second.
+# Numbers of turns in which a rank's pieces are routed, each by a separate tree. Fewer turns are
+# taken where the trees of all ranks, over all links, are more work than the larger of the other
+# two, which is a tenth of a second.
 _TURNS, _WORK, _WORK_OF_A_RANK = (64, 32, 16, 8, 4, 2), 2**18, 2**13
-# The largest piece in units of weight, and a unit on the fastest link in ticks; no more than some.
+# The largest piece in units of weight, and a unit on the fastest link in ticks, with an upper
+# limit.
 _WEIGHTS, _TICKS, _LATEST = 2**16, 2**8, 2**40
-# Where pieces cross several links each is stored and forwarded: there they are so many times finer
-# per link of the longest path, while there are at most so many per pair of ranks, or in all.
+# Pieces that cross several links are stored and forwarded. So they are finer by a factor _FINER per
+# link of the longest path, with at most _PER_PAIR per pair of ranks or _FEW in total.
 _FINER, _PER_PAIR, _FEW = 2, 4, 2**12
-# The most that a shard is halved.
+# The most times that a shard is halved.
 _MOST_HALVINGS = 14
-# Sends that a link looks at for one: 8 more often left a link idle, all gained nothing, and of
-# 1,024 ranks took ten times as long.
+# Sends that a link examines to choose one: 8 left a link idle more often; examining all gained
+# nothing and took ten times as long for 1,024 ranks.
 _LOOKED_AT = 32
-# Links that pieces cross in all up to which ranks on the way pass them on by sends of their own.
+# Up to this total of links crossed by pieces, ranks on the way pass them on by separate sends.
 _MOST_PARTED = 2**21
 
 
@@ -68,22 +72,22 @@ _MOST_PARTED = 2**21
 class OpenShop(Synthesizer):
     """List scheduling of an open shop, after routing by minimum congestion; see the module.
 
-    The only synthesizer for unequal shares of pairs; ``cut`` says into how many pieces shards that
-    are whole are best cut. A rank on the way receives what passes and sends it on. On direct
-    networks of hundreds of ranks, where that is millions of sends, what passes stays in the network
-    instead, as in the routers of tori: a send is a path.
+    It is the only synthesizer for unequal shares of pairs; ``cut`` tells the best number of pieces
+    for whole shards. A rank on the way receives the data that pass it and sends them on. On direct
+    networks of hundreds of ranks, where that would take millions of sends, such data stay in the
+    network instead, as in the routers of tori, and a send is a path.
 
     Attributes:
         nbytes: bytes of a rank's buffer, by which latency is weighed against load when paths are
             chosen; 64 MiB when omitted.
-        pieces: the fewest into which the bytes of the narrowest part of the network are cut, be it
-            a rank, a host or a rack.
-        passes: how many times every piece is routed.
-        power: of a link's part of the fullest link's load, see ``MinCongestion``. Of 5 to 10 those
+        pieces: the fewest pieces into which the bytes of the narrowest part of the network, which
+            may be a rank, a host or a rack, are cut.
+        passes: number of times that every piece is routed.
+        power: the power of the ratio of loads, see ``MinCongestion``. Of the powers 5 to 10, those
             from 8 on came closest to the bound on tori.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     nbytes: float = 2**26
@@ -95,7 +99,7 @@ class OpenShop(Synthesizer):
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
     takes_shares: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True
-    # Where all pairs have the same, patterns that know so are as fast.
+    # If all pairs have equal shares, patterns that rely on that are as fast.
     tried_by_auto: ClassVar[bool] = False
     hop_work: ClassVar[float | None] = 2.0
     put_off: ClassVar[float] = LATER
@@ -107,11 +111,11 @@ class OpenShop(Synthesizer):
         checks.put(self, power=power)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One count: pieces are cut by their size, and more of them gain nothing."""
+        """A single count, since pieces are cut by their size, and more of them gain nothing."""
         return ((self.cut(problem.topology, problem.collective).chunks_per_shard,),)
 
     def cut(self, topology: Topology, collective: Collective) -> Collective:
-        """The collective with its shards in the pieces that it is best run in.
+        """The collective with its shards cut into the best number of pieces.
 
         No piece takes more of any link's time than 1 / ``pieces`` of the least time of all: that of
         the rank, host or rack with the most bytes for its bandwidth.
@@ -145,7 +149,7 @@ class OpenShop(Synthesizer):
         delay = busy * int(weight.mean()) + alpha
         ptr, link = topology.out_links
         src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
-        # On a tree, a switch with its ranks the first of all, there is one path to each rank.
+        # On a tree, such as a switch with its ranks, there is only one path to each rank.
         passes = 1 if topology.num_links == 2 * (topology.num_vertices - 1) else self.passes
         into = route(
             ptr, link, src, dst, busy, delay, source, target, weight, batch_ptr, passes, self.power
@@ -153,7 +157,7 @@ class OpenShop(Synthesizer):
         is_parted = not topology.is_direct or len(order) * mean_hops(topology) <= _MOST_PARTED
         parting = topology.num_ranks if is_parted else 0
         path_ptr, path, place, before = sends_along(into, src, parting, source, target, batch_ptr)
-        # The sends of a chunk follow one another; all of them stop where its last one does.
+        # The sends of a chunk follow one another, and all of them stop where its last one does.
         is_last = np.append(before[1:] < 0, True)
         stop = path_ptr[1:][is_last][np.cumsum(is_last) - is_last]
         number, step = _listed(
@@ -169,7 +173,7 @@ class OpenShop(Synthesizer):
 
 
 def _narrowest(topology: Topology, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
-    """Seconds that the data take out of or into the part that is slowest to pass them.
+    """Seconds that the data take out of or into the narrowest part of the network.
 
     Args:
         src, dst, size: ends and bytes of each chunk.
@@ -191,15 +195,15 @@ def _narrowest(topology: Topology, src: np.ndarray, dst: np.ndarray, size: np.nd
 def _batches(
     collective: Collective, links: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Chunks that must move, those of a rank that take one tree of paths together.
+    """Batches of the chunks that must move: those of a rank that take one tree of paths.
 
     The pieces of a shard are dealt to several trees, so that they may take different paths.
 
     Returns:
         order: the chunks, int64.
-        source: where each batch starts.
-        target: where each chunk of ``order`` ends.
-        batch_ptr: chunks of batch b are ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
+        source: the rank where each batch starts.
+        target: the rank where each chunk of ``order`` ends.
+        batch_ptr: batch b has the chunks ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
     """
     kind, n = collective.traits, collective.num_ranks
     src, dst = (collective.ends(end).astype(np.int64) for end in (kind.before, kind.after))
@@ -214,14 +218,14 @@ def _batches(
         batches = np.count_nonzero(np.bincount(keys))
         if batches * links <= max(_WORK, _WORK_OF_A_RANK * n):
             break
-    ahead = (dst - src) % n  # so that ranks do not all look at the same one first
+    ahead = (dst - src) % n  # so that ranks do not all begin with the same one
     order = np.lexsort((ahead, keys))
     ptr = equal_runs(keys[order])
     return chunk[order], src[order][ptr[:-1]], dst[order], ptr
 
 
 def _ticks(topology: Topology, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """For how long ``unit`` bytes occupy each link, and latencies, in ticks; int64 (links,)."""
+    """Ticks for which ``unit`` bytes occupy each link, and ticks of latency; int64 (links,)."""
     fastest = float(topology.bandwidth.max())
     busy = np.maximum(1, np.rint(_TICKS * fastest / topology.bandwidth))
     per_second = _TICKS * fastest / unit
@@ -230,17 +234,19 @@ def _ticks(topology: Topology, unit: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Waiting(NamedTuple):
-    """Sends that wait to leave, by the link that they cross first; all columns int64.
+    """Sends that wait to leave, by the link that they cross first; all columns are int64.
 
-    What links choose by stands here side by side: they look at thousands of sends for one.
+    The data by which links choose are adjacent here, since links examine thousands of sends to
+    choose one.
 
     Attributes:
-        first, count: those of link l are at ``first[l]..first[l] + count[l] - 1`` of the others.
-        send: the number of each.
+        first, count: link l has the rows ``first[l]..first[l] + count[l] - 1`` of the columns
+            below.
+        send: the number of each send.
         last: the link at the end of its path.
-        lead: ticks that it takes to come there.
-        way: ticks that its chunk takes from here to where it ends, with nothing in its way.
-        begin, end: where in ``path_link`` the links behind the first are, up to there.
+        lead: ticks that it takes to arrive at that link.
+        way: ticks from here to where its chunk ends, if no other delays it.
+        begin, end: the range in ``path_link`` of the links after the first, up to that end.
     """
 
     first: np.ndarray
@@ -257,19 +263,19 @@ class _Waiting(NamedTuple):
 def _listed(path_ptr, path_link, stop, next_ptr, following, before, weight, busy, alpha):
     """The sends in the order in which they start, and the step of each.
 
-    A link that is free takes, of the sends that wait for it, the one whose last link is free the
-    soonest after what it takes to come there; of several the one with the fullest link ahead of
-    it, by what each link has left to carry, and twice the time that its way takes with nothing in
-    it. Of rules tried on tori of 16 to 64 ranks this one alone was within 3 % of the fullest link's
-    load almost everywhere; the longest way first, and loads as they were at first, lost 30 %.
+    A free link takes, of the sends that wait for it, the one whose last link is free first,
+    allowing for the time to get there. Among several it takes the one with the fullest link ahead
+    of it, counting the load that each link has left plus twice the undelayed time of its way. Of
+    the rules tried on tori of 16 to 64 ranks, only this one was almost always within 3 % of the
+    fullest link's load; the longest way first, and the initial loads, lost 30 %.
 
     Args:
-        path_ptr, path_link: links of each send; those of a chunk follow one another.
-        stop: where in ``path_link`` the way of each send's chunk ends.
-        next_ptr, following: the sends that wait for each.
+        path_ptr, path_link: links of each send; those of a chunk are consecutive.
+        stop: the index in ``path_link`` where the way of each send's chunk ends.
+        next_ptr, following: the sends that wait for each send.
         before: the send that each waits for; -1 for none.
-        weight: of each send.
-        busy, alpha: ticks for which a weight of 1 occupies each link, and until it arrives then.
+        weight: weight of each send.
+        busy, alpha: ticks for which a weight of 1 occupies each link, and then until it arrives.
     """
     sends, links = len(weight), len(busy)
     left, first = np.zeros(links, np.int64), np.zeros(links, np.int64)
@@ -286,7 +292,7 @@ def _listed(path_ptr, path_link, stop, next_ptr, following, before, weight, busy
     for i in range(sends):
         if before[i] < 0:
             _wait(waiting, i, path_ptr, path_link, stop, weight, busy)
-    # Event i: send i has arrived; sends + l: link l may take a send.
+    # Event i means that send i has arrived; event sends + l means that link l may take a send.
     awake, free = waiting.count > 0, np.zeros(links, np.int64)
     times, events = np.empty(sends + links, np.int64), np.empty(sends + links, np.int64)
     pending = done = 0
@@ -329,7 +335,7 @@ def _listed(path_ptr, path_link, stop, next_ptr, following, before, weight, busy
 
 @kernel(cache=True, nogil=True)
 def _wait(waiting, send, path_ptr, path_link, stop, weight, busy):
-    """Let a send wait for its first link, which is returned."""
+    """Queue a send at its first link, and return this link."""
     begin, end = path_ptr[send], path_ptr[send + 1]
     link = path_link[begin]
     at, ticks = waiting.first[link] + waiting.count[link], weight[send] * busy[link]
@@ -342,7 +348,7 @@ def _wait(waiting, send, path_ptr, path_link, stop, weight, busy):
 
 @kernel(cache=True, nogil=True)
 def _take(waiting, link, path_link, free, left, time):
-    """The send that a link takes, no longer waiting."""
+    """Choose the send that a link takes, and remove it from those that wait."""
     begin, count = waiting.first[link], waiting.count[link]
     best, soonest, fullest = begin, np.int64(2**62), np.int64(0)
     for k in range(begin, begin + min(count, _LOOKED_AT)):
@@ -351,7 +357,7 @@ def _take(waiting, link, path_link, free, left, time):
         if wait > soonest:
             continue
         most = np.int64(0)
-        if waiting.end[k] - waiting.begin[k] == 1:  # nearly all of a switch: read nothing else
+        if waiting.end[k] - waiting.begin[k] == 1:  # nearly all sends behind a switch
             most = left[last]
         else:
             for h in range(waiting.begin[k], waiting.end[k]):

@@ -1,26 +1,23 @@
-"""Bounds of the all-to-all rate at once, by flows that need no solver; all proved.
+"""Fast and proved bounds of the all-to-all rate, by flows that need no solver.
 
 **Shortest paths** (``shortest_flow_bounds``): every pair of ranks sends over its shortest paths.
+The number of links over the sum of all distances is an upper bound; the busiest link of any flow
+gives a lower one. A flow over shortest paths attains the bound if the links are equally loaded.
+Known symmetries map flows of sources to flows of their images, so only one flow per orbit is
+computed, and the load of a link is the mean over its orbit. If orbits of links differ in load,
+paths over the busiest get less flow, a few times over, and the upper bound is computed once more
+with lengths of the links, which are long where the load is high. All numbers are integers, so the
+bounds are proved.
 
-The links over the sum of all distances are an upper bound; the busiest link of any flow gives a
-lower one. A flow over shortest paths meets it where the links are equally loaded. Sources that
-known symmetries take to one another have flows that these take to one another, so one is computed
-of each orbit, and the load of a link is the mean over its orbit. Where orbits of links differ in
-load, paths over the busiest are given less, a few times over, and the upper bound is computed once
-more with lengths of the links: long where the load is high. All numbers are whole: the bounds are
-proved.
-
-**Generalized Kautz digraphs** (``kautz_flow_bounds``), without following single links.
-
-In Pi(d, m) arcs lead from x to -d x - a for a = 1 .. d. So the ends of all walks of k arcs from x
-are the consecutive numbers (-d)^k x + o for the offsets o of an interval of d^k, and an offset o is
+**Generalized Kautz digraphs** (``kautz_flow_bounds``): bounds without following single links. In
+Pi(d, m) arcs lead from x to -d x - a for a = 1 .. d. So the ends of all walks of k arcs from x are
+the consecutive numbers (-d)^k x + o for the offsets o of an interval of d^k, and an offset o is
 reached from the offset (-o - 1) // d. Walks to consecutive offsets thus use consecutive arcs at
-each of their places, and a flow over them is a few intervals of loads.
-
-Of the flows that are tried, each takes walks of s arcs to all ranks where those end, then walks of
-s + 1 arcs to ranks that are left, and so on. With s = 1 these are shortest paths; with a large s
-the walks are longer, but load the arcs more evenly. The best of them gives the lower bound; the
-links over the sum of distances give the upper.
+each of their places, and a flow over them is a few intervals of loads. Each flow that is tried
+takes walks of s arcs to all ranks where those end, then walks of s + 1 arcs to the remaining ranks,
+and so on. With s = 1 these are shortest paths; with a large s the walks are longer, but load the
+arcs more evenly. The best of them gives the lower bound; the links over the sum of distances give
+the upper.
 """
 
 from __future__ import annotations
@@ -38,15 +35,16 @@ from jaxcoll.synth.routing.concurrent_flow import RateBounds
 from jaxcoll.synth.routing.soft_distances import total_distance
 from jaxcoll.topologies.generative.digraph import Digraph
 
-# Whole units of a flow of 1, which many numbers divide; the largest whose sums fit 64 bits is used.
+# Integers that may stand for a flow of 1, with many divisors; the largest whose sums fit 64 bits is
+# used.
 _UNITS = (2**8 * 720_720, 720_720, 27_720, 2_520, 60, 1)
-# Times that orbits of links are reweighted, and how strongly.
+# The number of times that orbits of links are reweighted, and the strength.
 _ROUNDS, _STRENGTH = 6, 1.0
-# Loads over the mean and shares under the largest that count no further.
+# Limits: loads relative to the mean, and shares relative to the largest.
 _MOST_LOAD, _LEAST_SHARE = 3.0, 1e-3
-# Ratio of the bounds that is near enough.
+# The ratio of the bounds that is good enough.
 _ENOUGH = Fraction(1005, 1000)
-# Ratio of the bounds above which lengths are tried, and the longest.
+# The ratio of the bounds above which lengths are tried, and the longest length.
 _NEAR, _LONGEST = Fraction(11, 10), 16
 
 
@@ -54,17 +52,17 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
     """Bounds of the rate of LP (A.1), by flows over shortest paths from one rank of each orbit.
 
     Args:
-        digraph: its ``generators`` are the symmetries that are used.
+        digraph: the digraph, whose ``generators`` are the symmetries used.
 
     Raises:
-        TopologyError: not a digraph.
+        TopologyError: the argument is not a digraph.
     """
     digraph = checks.instance(digraph, Digraph, "digraph", TopologyError)
     links, size = digraph.links, digraph.size
     tails, heads = digraph.tails[links], digraph.heads[links]
     images = np.asarray(digraph.generators, np.int64).reshape(-1, size)
     _, sources, weights = np.unique(orbits(images), return_index=True, return_counts=True)
-    # Parallel links are of one orbit: symmetries move pairs of vertices, and links with them.
+    # Parallel links are in one orbit, since symmetries move pairs of vertices with their links.
     pairs, pair = np.unique(tails * size + heads, return_inverse=True)
     moved = images[:, pairs // size] * size + images[:, pairs % size]
     link_class = orbits(np.searchsorted(pairs, moved))[pair]
@@ -97,11 +95,11 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
 
 @kernel(cache=True, nogil=True)
 def _route(columns, link_class, share, sources, weights, unit, load):
-    """Add ``unit`` from each source to every vertex over shortest paths to the loads of classes.
+    """Add the loads of ``unit`` from each source to every vertex over shortest paths.
 
-    A path is given an amount in proportion to the product of the shares of its links; where all
-    products are below the least float, one path is. Returns the sum of all distances; both count
-    each source ``weights`` times.
+    A path gets an amount in proportion to the product of the shares of its links; if all products
+    are below the least float, one path gets everything. Returns the sum of all distances. Loads and
+    distances count each source ``weights`` times.
     """
     out_ptr, out_link, heads, in_ptr, in_link, tails = columns
     size, total = len(out_ptr) - 1, 0
@@ -123,8 +121,8 @@ def _route(columns, link_class, share, sources, weights, unit, load):
                 if distance[v] == distance[u] + 1:
                     paths[v] += paths[u] * share[link_class[out_link[k]]]
             at += 1
-        # In whole units from far to near; what rounding leaves goes over the last link, so that
-        # every vertex gets exactly its unit and the bound below is exact.
+        # Amounts are integers, from far to near. The rest from rounding goes over the last link, so
+        # that every vertex gets exactly its unit and the lower bound is exact.
         amount[:] = unit
         for at in range(size - 1, 0, -1):
             v = queue[at]
@@ -149,9 +147,9 @@ def _route(columns, link_class, share, sources, weights, unit, load):
     return total
 
 
-# Ranks times arcs of a longest walk, up to which sums of loads fit 64 bits by far.
+# The most ranks times arcs of a longest walk; sums of loads then easily fit 64 bits.
 _MOST = 2**20
-# Arcs fewer than the most, down to which first walks are tried, beside shortest paths.
+# First walks are tried down to this many arcs fewer than the most, besides shortest paths.
 _FEWER = 1
 
 
@@ -159,11 +157,11 @@ def kautz_flow_bounds(degree: int, m: int) -> RateBounds:
     """Bounds of the rate of LP (A.1) on ``generalized_kautz(degree, m)``, with links of capacity 1.
 
     Args:
-        degree: d, at least 2.
-        m: vertices, above d.
+        degree: the degree d, at least 2.
+        m: the number of vertices, above d.
 
     Raises:
-        TopologyError: sizes out of range.
+        TopologyError: a size is out of range.
     """
     degree, m = count(degree, "degree", least=2), count(m, "m", least=3)
     if m <= degree or m > _MOST:
@@ -187,8 +185,8 @@ def kautz_flow_bounds(degree: int, m: int) -> RateBounds:
 def _loads(d: int, m: int, first: int, longest: int, units: int) -> tuple[np.ndarray, int]:
     """The load of each arc and the sum of lengths, from half of the sources.
 
-    The reflection of x to -1 - x takes arc e to arc -1 - e, and the flow of a source to that of
-    its image.
+    The reflection of x to -1 - x maps arc e to arc -1 - e, and the flow of a source to that of its
+    image.
     """
     change = np.zeros(m * d + 1, np.int64)
     total = _kautz_route(d, m, 0, m // 2, first, longest, units, change)
@@ -203,13 +201,13 @@ def _loads(d: int, m: int, first: int, longest: int, units: int) -> tuple[np.nda
 
 @kernel(cache=True, nogil=True)
 def _kautz_route(d, m, begin, end, first, longest, units, change):
-    """Flows of ``units`` from some sources to all others; the sum of the lengths of their walks.
+    """Flows of ``units`` from some sources to all others; returns the sum of lengths of walks.
 
     Args:
         begin, end: the first source, and the first that is left out.
-        first: arcs of the shortest walks that are taken.
-        change: becomes the load of each arc less that of the one before it, arc d x + a - 1 being
-            that from x to -d x - a.
+        first: number of arcs of the shortest walks that are taken.
+        change: filled with the load of each arc less that of the arc before it, where arc d x + a -
+            1 leads from x to -d x - a.
     """
     start = np.empty(longest + 1, np.int64)  # (-d)^k x modulo m, plus the least offset
     at = np.empty(longest + 1, np.int64)  # (-d)^k x modulo m
@@ -239,10 +237,11 @@ def _kautz_route(d, m, begin, end, first, longest, units, change):
 
 @kernel(cache=True)
 def _gaps(k, first, start, width, m, covered, gaps):
-    """Parts of the interval of walks of k arcs that shorter walks do not reach; their number.
+    """Find the parts of the interval of walks of k arcs that shorter walks do not reach.
 
-    Shorter walks are x itself and those of ``first`` to k - 1 arcs. Writes for every part its first
-    place and the place after its last, from the start of the interval.
+    Shorter walks are x itself and those of ``first`` to k - 1 arcs. Returns the number of parts.
+    For every part, writes its first place and the place after its last, counted from the start of
+    the interval.
     """
     count = 0
     for j in range(k):
@@ -271,9 +270,9 @@ def _gaps(k, first, start, width, m, covered, gaps):
 
 @kernel(cache=True)
 def _load(d, m, k, a, b, units, at, change):
-    """Load the arcs of the walks of k arcs from x to the offsets a .. b, each with some units.
+    """Load the arcs of the walks of k arcs from x to the offsets a .. b with some units each.
 
-    Of the arcs at one place of the walks all carry the same but the first and the last, by offset.
+    The arcs at one place of the walks all carry the same, except the first and last by offset.
     """
     arcs = d * m
     inner, at_a, at_b = units, units, units
@@ -283,7 +282,7 @@ def _load(d, m, k, a, b, units, at, change):
         if a < b:
             _add(change, arcs, base - a, 1, at_a - inner)
             _add(change, arcs, base - b, 1, at_b - inner)
-        above, below = (-b - 1) // d, (-a - 1) // d  # where b and a come from: above <= below
+        above, below = (-b - 1) // d, (-a - 1) // d  # predecessors of b and a: above <= below
         if above == below:
             whole = (b - a + 1) * inner
             inner = at_a = at_b = whole + (at_a + at_b - 2 * inner if a < b else 0)
@@ -298,7 +297,7 @@ def _load(d, m, k, a, b, units, at, change):
 
 @kernel(cache=True)
 def _add(change, arcs, first, count, amount):
-    """Add an amount to some arcs that follow each other, around the end."""
+    """Add an amount to consecutive arcs, which may wrap around the end."""
     first %= arcs
     change[first] += amount
     if first + count <= arcs:

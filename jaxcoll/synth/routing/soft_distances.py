@@ -1,14 +1,15 @@
 """Maximum concurrent flow where no symmetry helps: the dual, climbed at soft distances.
 
-A rate of all-to-all is proved from both sides. Below: a flow in integers, whose least delivery and
-fullest arc are counted on the whole graph (``delivered``), whatever found it. Above: any lengths of
-arcs, since sum(capacity x length) / sum of distances (``total_distance``) bounds the rate wherever
-the lengths come from. Both are tight at the best lengths, so only finding these is approximate.
+A rate of all-to-all is proved from both sides. The lower bound is a flow in integers, whose least
+delivery and fullest arc are counted on the whole graph (``delivered``), whatever found it. The
+upper bound is sum(capacity x length) / sum of distances (``total_distance``), which holds for any
+lengths of arcs. Both are tight at the best lengths, so only finding these is approximate.
 
-They are found by softening the minima in the distances: the dual becomes smooth, and its gradient
-is the load of a flow that splits over near-shortest paths (``soft_flows``). L-BFGS climbs it,
-softness falling in stages; now and then a linear program mixes the flows met on the way, until the
-bounds meet. Exact distances would not do: where two paths tie they have no gradient.
+Lengths are found by softening the minima in the distances: the dual becomes smooth, and its
+gradient is the load of a flow that splits over near-shortest paths (``soft_flows``). L-BFGS climbs
+it while softness falls in stages; from time to time a linear program mixes the flows found on the
+way, until the bounds meet. Exact distances would not do, because they have no gradient where two
+paths tie.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from jaxcoll.numerics.program import Program
 from jaxcoll.paths import fewest_hops
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_colour
 
-# Softness in units of the mean length, and steps of L-BFGS at each.
+# Stages of softness, in units of the mean length.
 _SOFTNESS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 _STEPS = 60
-# Relative gain of a step below which a softness is done with, but for the last.
+# The relative gain of a step below which a softness, except the last, is finished.
 _LITTLE = 1e-5
-# Flows are mixed whenever so many more have been tried; those tried last are.
+# Flows are mixed whenever _MIXED_EVERY more have been tried; the last _MIXED are mixed.
 _MIXED_EVERY, _MIXED = 10, 600
-# Shares left out of a mixture: the first if the bounds are near enough without, since every flow of
-# a mixture is computed once more for all sources.
+# Shares below these are left out of a mixture: below the first if the bounds are then near enough,
+# since every flow of a mixture is computed once more for all sources.
 _LEAST_SHARES = (1e-2, 1e-6)
-# No arc is shorter than this share of the mean.
+# The least length of an arc, relative to the mean.
 _SHORTEST = 1e-5
 
 
 class _Found(Exception):
-    """The bounds are as near as asked for."""
+    """Raised when the bounds are within the tolerance."""
 
 
 def climb(
@@ -54,8 +55,8 @@ def climb(
 
     Args:
         classes: arcs of a class have equal lengths, and equal sources stand for one another.
-        capacity: of each arc.
-        tolerance: the relative gap at which to stop; where it is not reached, the best found.
+        capacity: capacity of each arc.
+        tolerance: the relative gap at which to stop; if it is not reached, the best is returned.
 
     Returns:
         Flows, float64 of shape (vertices, arcs), and lengths, float64 of shape (arcs,).
@@ -63,7 +64,7 @@ def climb(
     search = _Search(classes, tails, heads, capacity, tolerance)
     point = np.zeros(len(classes.arc_size))
     options: dict[str, float] = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30}
-    # SciPy imports the submodule here: it takes longer than all of this package.
+    # SciPy imports the submodule here, which takes longer than importing all of this package.
     minimize = scipy.optimize.minimize
     try:
         for softness in _SOFTNESS:
@@ -78,7 +79,7 @@ def climb(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tried:
-    """Lengths that were tried, by class of arcs, and the loads of the flow that follows them."""
+    """Lengths that were tried, by class of arcs, and the loads of the flow along them."""
 
     length: np.ndarray
     softness: float
@@ -86,7 +87,7 @@ class _Tried:
 
 
 class _Search:
-    """The smoothed dual as a function of the logarithms of the lengths, and the best bounds met."""
+    """The smoothed dual as a function of the logarithms of the lengths; keeps the best bounds."""
 
     def __init__(self, classes, tails, heads, capacity, tolerance):
         size = len(classes.pair_colour)
@@ -107,8 +108,8 @@ class _Search:
         """Minus the smoothed dual, and its gradient."""
         room, total_room = self.room, self.room.sum()
         raw = np.exp(point - point.max())
-        # The bound does not change when all lengths are multiplied, so they are scaled to a fixed
-        # sum; as logarithms they stay positive without constraints.
+        # Scaling all lengths does not change the bound, so they are scaled to a fixed sum. As
+        # logarithms they stay positive without constraints.
         length = np.maximum(raw * (total_room / (room @ raw)), _SHORTEST)
         arc_load, soft, exact = soft_flows(
             self.in_ptr, self.in_arc, self.tails, length[self.classes.arc_class], self.softness,
@@ -117,13 +118,13 @@ class _Search:
         )  # fmt: skip
         load = np.bincount(self.classes.arc_class, weights=arc_load)
         self._note(_Tried(length, self.softness, load), exact)
-        # The gradient of the sum of distances is the load of the flow that follows them: one pass
-        # gives a bound from above and a flow that proves one from below.
+        # The gradient of the sum of distances is the load of the flow along them, so one pass gives
+        # an upper bound and a flow that proves a lower one.
         gradient = length * (load - room * (length @ load) / total_room)
         return -soft * self.scale, -gradient * self.scale
 
     def _note(self, tried: _Tried, distances: float) -> None:
-        """Keep the best bounds; stop where they meet."""
+        """Keep the best bounds; stop when they meet."""
         self.tried.append(tried)
         upper = float(self.room @ tried.length) / distances
         if upper < self.upper:
@@ -139,9 +140,9 @@ class _Search:
             raise _Found
 
     def mix(self) -> None:
-        """The mixture of the flows tried that loads the arcs most evenly, by a linear program."""
-        # No single flow along soft distances loads all arcs evenly, but their mixtures do (as
-        # columns of the primal program, weighted by a small linear program).
+        """Find, by a linear program, the mixture of tried flows that loads the arcs most evenly."""
+        # No single flow along soft distances loads all arcs evenly, but mixtures of them do
+        # (columns of the primal program, weighted by a small linear program).
         tried = self.tried[-_MIXED:]
         loads = np.array([each.load / self.room for each in tried])
         unit = loads.mean()
@@ -162,7 +163,7 @@ class _Search:
             self._offer(1 / float((share @ loads).max()), chosen)
 
     def flow(self) -> np.ndarray:
-        """The flow, of all sources, that proves the best lower bound."""
+        """The flow of all sources that proves the best lower bound."""
         size = len(self.order)
         flow = np.zeros((size, len(self.tails)))
         for tried, share in self.shares:
@@ -174,7 +175,7 @@ class _Search:
 
 
 _FAR = np.int64(2**62)
-# Shares of a flow below exp(-this) of the largest are left out.
+# Shares of a flow below exp(-_NEGLIGIBLE) of the largest are left out.
 _NEGLIGIBLE = 40.0
 
 
@@ -193,14 +194,14 @@ def lifted(value, key, pair_colour, arc_colour, tails, heads):
 
 @kernel(cache=True, nogil=True)
 def delivered(flow, tails, heads):
-    """The amount that a flow brings to the vertex served worst, and the load of each arc.
+    """The least amount that a flow brings to any vertex, and the load of each arc.
 
     Args:
-        flow: of every source over every arc, int64 of shape (sources, arcs), at least 0.
+        flow: flow of every source over every arc, int64 of shape (sources, arcs), at least 0.
 
     Returns:
-        The least, over sources s and vertices u other than s, of what enters u less what leaves
-        it; and the sum over sources, int64 of shape (arcs,).
+        The least, over sources s and vertices u other than s, of the flow into u less the flow out
+        of it; and the sum over sources, int64 of shape (arcs,).
     """
     size = flow.shape[0]
     load = np.zeros(flow.shape[1], np.int64)
@@ -220,7 +221,7 @@ def delivered(flow, tails, heads):
 
 @kernel(cache=True, nogil=True)
 def total_distance(ptr, arc, heads, length, sources, weight):
-    """The sum of least distances from sources, each counted by its weight; whole lengths."""
+    """The sum of least distances from sources, weighted; lengths are integers."""
     size = len(ptr) - 1
     distance = np.empty(size, np.int64)
     key, item = np.empty(len(arc) + 1, np.int64), np.empty(len(arc) + 1, np.int64)
@@ -255,16 +256,16 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
 
     Args:
         in_ptr, in_arc: arcs into each vertex.
-        length: of each arc, above 0.
-        order: vertices of each source from near to far as of the last call, int of shape
-            (sources, vertices), the source first; sorted again in place.
-        weight: how many vertices each source stands for.
+        length: length of each arc, above 0.
+        order: vertices from near to far for each source, as of the last call, integers of shape
+            (sources, vertices) with the source first; sorted again in place.
+        weight: number of vertices that each source represents.
         flows: float64 of shape (sources, arcs), to which ``share`` of the flows is added; or of
             shape (0, 0).
 
     Returns:
-        The load of each arc, weighted by ``weight``; the sum of soft and that of exact distances,
-        likewise.
+        The load of each arc, and the sums of soft and of exact distances, all weighted by
+        ``weight``.
     """
     size, arcs = len(in_ptr) - 1, len(tails)
     load = np.zeros(arcs)
@@ -279,9 +280,9 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
             soft[u] = _split(in_ptr, in_arc, tails, length, softness, u, distance, soft, part)
             total += weight[i] * soft[u]
             exact += weight[i] * distance[u]
-        # A vertex that lies nearer passes on what all vertices behind it draw, as in Brandes'
-        # accumulation of betweenness (2001).
-        # From far to near: all that flows through a vertex has been added when its turn comes.
+        # A nearer vertex passes on the flow that all vertices behind it draw, as in Brandes'
+        # accumulation of betweenness (2001). From far to near, all flow through a vertex has been
+        # added when its turn comes.
         flow[:] = 1.0
         for j in range(size - 1, 0, -1):
             u = order[i, j]
@@ -297,7 +298,7 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
 
 @kernel(cache=True, nogil=True)
 def _sort_by_distance(in_ptr, in_arc, tails, length, source, order, distance):
-    """Exact distances from a source, relaxed in the old order, which is then repaired."""
+    """Compute exact distances from a source in the old order, and repair that order."""
     distance[:] = np.inf
     distance[source] = 0.0
     changed = True

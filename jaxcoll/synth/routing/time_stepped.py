@@ -1,16 +1,16 @@
 """All-to-all at nearly the rate of the maximum concurrent flow, in steps of equal length.
 
-A linear program says at which rate all ranks can send to one another at once, and what of every
-source's data then crosses each link (``concurrent_flow``). A flow may split a byte, a schedule only
-a shard into chunks. So there are three parts: every chunk follows the flow along one path, from its
-destination back, where the flow is furthest ahead of the chunks so far (``round_to_paths``); what
-rounding piled onto single links is rerouted (``even_out``); and links send a fixed number of chunks
-in each step (``steps_of``).
+A linear program tells the rate at which all ranks can send to one another at once, and the part of
+every source's data that then crosses each link (``concurrent_flow``). A flow may split a byte; a
+schedule can only split a shard into chunks. So there are three parts: every chunk follows the flow
+along one path, from its destination back, where the flow is furthest ahead of the chunks so far
+(``round_to_paths``); excess chunks that rounding put on single links are rerouted (``even_out``);
+and links send a fixed number of chunks in each step (``steps_of``).
 
-The rate is lost to rounding and to the first and last steps, in which not all links have work: both
-shrink as shards are cut into more chunks, and every step costs alpha.
+Rounding lowers the rate, and so do the first and last steps, in which not all links have work. Both
+losses shrink as shards are cut into more chunks, but every step costs alpha.
 
-Paths are ragged rows: the links of chunk c are ``path[ptr[c]:ptr[c + 1]]``, in the order crossed.
+Paths are ragged rows: chunk c crosses the links ``path[ptr[c]:ptr[c + 1]]``, in this order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
 from jaxcoll.topology import Topology
 
-# Chunks up to which they are rerouted one by one, and how often.
+# The most chunks that are rerouted one by one, and the number of passes.
 _MOST_REROUTED, _PASSES = 2**17, 12
-# A path may be longer than the farthest ranks are apart by this factor.
+# The longest path, relative to the distance of the farthest ranks.
 _DETOUR = 2
 
 
@@ -45,18 +45,18 @@ class TimeStepped(Synthesizer):
     """The maximum concurrent flow, rounded to a path per chunk and run in time steps.
 
     The time-stepped schedule of Basu et al., "Efficient all-to-all collective communication
-    schedules for direct-connect topologies" (HPDC 2024), by rounding LP (A.1). A message is all
-    that a link sends in one step, the chunks with the longest way to go. More chunks per shard come
-    nearer to the rate.
+    schedules for direct-connect topologies" (HPDC 2024), by rounding LP (A.1). A message consists
+    of all chunks that a link sends in one step, which are those with the longest remaining way.
+    More chunks per shard come nearer to the rate.
 
     Attributes:
-        width: chunks per step on the slowest links, and more on faster ones in proportion; the
-            power of two that is fastest for ``nbytes`` when omitted.
-        nbytes: bytes of a rank's buffer to choose the width for.
-        tolerance: how far the flow may be from the best rate, as a share of it.
+        width: number of chunks per step on the slowest links, and proportionally more on faster
+            ones; when omitted, the power of two that is fastest for ``nbytes``.
+        nbytes: bytes of a rank's buffer for which the width is chosen.
+        tolerance: the relative distance from the best rate that is accepted.
 
     Raises:
-        CollectiveError: a field out of range.
+        CollectiveError: a field is out of range.
     """
 
     width: int | None = None
@@ -94,12 +94,13 @@ class TimeStepped(Synthesizer):
             topology, collective, step[order], path[order], chunk[order],
             edges=Edges.from_links(topology),
         )  # fmt: skip
-        # Shards per pair of ranks in the time in which the slowest link carries one.
+        # Rates are in shards per pair of ranks, per time in which the slowest link carries one
+        # shard.
         certificate = {"rate": rate.lower, "rate_bound": rate.upper}
         return schedule.with_provenance(Provenance(certificate=certificate))
 
     def _steps(self, topology, collective, ptr, path) -> np.ndarray:
-        """The step of each send, at the width given or the one that takes the least time."""
+        """The step of each send, for the given width or for the fastest one."""
         speed = _relative_speed(topology)
         if self.width is not None:
             return steps_of(ptr, path, speed * self.width)
@@ -127,20 +128,21 @@ def _paths(topology: Topology, rate: FlowRate, chunks: int) -> tuple[np.ndarray,
         return rows, path
     target = np.ceil(rate.flow.sum(axis=0) * chunks / rate.unit - 1e-6).astype(np.int64)
     fullest = math.ceil(chunks / rate.lower)
-    # A link may be as full, for its speed, as the slowest one must be: the run lasts that long.
+    # A link may be as full, relative to its speed, as the slowest one must be, since the run lasts
+    # that long.
     target = np.maximum(target, fullest * _relative_speed(topology))
     return even_out(rows, path, target, tails, heads, *topology.out_links, most, _PASSES)
 
 
 def _relative_speed(topology: Topology) -> np.ndarray:
-    """Bandwidths over the least, rounded down and at most 2**31, int64 of shape (links,)."""
+    """Bandwidths relative to the least, rounded down, at most 2**31; int64 of shape (links,)."""
     speeds, which = topology.speeds
     least = min(bandwidth for _, bandwidth in speeds)
     return np.asarray([min(bandwidth // least, 2**31) for _, bandwidth in speeds], np.int64)[which]
 
 
 def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.ndarray) -> float:
-    """Seconds if every step lasts as long as its slowest link: (3.2) and alpha per step."""
+    """Seconds if every step lasts as long as its slowest link: (3.2) plus alpha per step."""
     key = step * len(alpha) + path
     used, count = np.unique(key, return_counts=True)
     link = used % len(alpha)
@@ -150,34 +152,34 @@ def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.nda
 
 
 _FAR = np.int64(2**62)
-_CHUNKS_AT_ONCE = 1 << 13  # rerouted in a call: kernels see no signals
+_CHUNKS_AT_ONCE = 1 << 13  # rerouted per call, as kernels do not see signals
 
 
 @kernel(cache=True, nogil=True)
 def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
-    """A path per chunk, so that every link carries about what the flow sends over it.
+    """A path per chunk, so that every link carries about as much as the flow sends over it.
 
     From its destination backwards, a chunk takes the link on which the flow of its source is
     furthest ahead of the chunks rounded so far. A walk that meets itself, or that is longer than
     ``room``, is replaced by a shortest path.
 
     Args:
-        flow: of every source over every link, int64 of shape (ranks, links).
+        flow: the flow of every source over every link, int64 of shape (ranks, links).
         unit: the flow that delivers one shard.
         chunks: chunks in a shard.
         hops: fewest links from rank to rank.
         room: the most links on a path.
 
     Returns:
-        ptr and path, by chunk: of every ordered pair of ranks, destination fastest, none for a
-        rank's own.
+        ptr and path by chunk, for every ordered pair of ranks, destination fastest; paths from a
+        rank to itself are empty.
     """
     size, links = flow.shape
     ptr = np.zeros(size * size * chunks + 1, np.int64)
     path = np.empty(size * size * chunks * min(room, 4) + room, np.int64)
     walk = np.empty(room, np.int64)
-    # Rounding by largest remainder, as seats are shared out: ``left`` is how far the flow of a
-    # source over a link is ahead of the chunks sent over it so far.
+    # Rounding by largest remainder, like the apportionment of seats: ``left`` is the flow of a
+    # source over a link less the chunks sent over it so far.
     left = np.empty(links)
     used = 0
     for s in range(size):
@@ -202,7 +204,7 @@ def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
 
 @kernel(cache=True, nogil=True)
 def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
-    """The links from t back to s, written to ``walk``; how many they are."""
+    """Write the links from t back to s to ``walk``, and return their number."""
     u, length = t, 0
     while u != s and length < len(walk):
         best, most = -1, -np.inf
@@ -215,10 +217,11 @@ def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
         walk[length] = best
         length += 1
         u = tails[best]
-    # Flows of a linear program may go in circles, at no cost to its rate; a chunk must not.
+    # Flows of a linear program may go in circles without lowering the rate; a chunk must not.
     if u == s and not _meets_itself(t, tails, walk, length):
         return length
-    # The flow gave no path that a chunk can take: a shortest one, by the links with most left.
+    # If the flow gave no path that a chunk can take, it takes a shortest one, by the links with the
+    # most left.
     u, length = t, 0
     while u != s:
         best, most = -1, -np.inf
@@ -247,13 +250,13 @@ def _meets_itself(t, tails, walk, length):
 def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
     """Reroute chunks on overloaded links, until no link carries more than its target.
 
-    A link costs 1, and the square of its load beyond its target times more than any path is long;
-    a chunk moves where that is cheaper.
+    A link costs 1, plus the square of its load beyond its target times a number larger than the
+    length of any path. A chunk moves if that is cheaper.
 
     Args:
-        target: chunks per link.
+        target: number of chunks per link.
         most: the most links on a path.
-        passes: over all chunks, at most.
+        passes: the most passes over all chunks.
 
     Returns:
         ptr and path.
@@ -282,7 +285,7 @@ def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
 def _reroute(
     rows, length, load, target, tails, heads, out_ptr, out_link, most, cost, into, hop, key, item
 ):
-    """Reroute some chunks; whether any moved.
+    """Reroute some chunks; returns whether any moved.
 
     Args:
         rows, length: the links of each chunk.
@@ -290,7 +293,8 @@ def _reroute(
     """
     moved = False
     for c in range(len(length)):
-        # Only chunks on overloaded links are looked at: the rest cost a pass over their links.
+        # Only chunks on overloaded links are rerouted; the others cost just a pass over their
+        # links.
         over = False
         for i in range(length[c]):
             over |= load[rows[c, i]] > target[rows[c, i]]
@@ -319,8 +323,9 @@ def _reroute(
 @kernel(cache=True, inline="always")
 def _price(e, load, target, size):
     beyond = max(load[e] + 1 - target[e], 0)
-    # One chunk too many costs more than any path is long, so that hops decide only among paths that
-    # overload nothing more. The square prefers two links over by one to one over by two.
+    # One excess chunk costs more than the length of any path, so that hops decide only among paths
+    # that overload no more links. The square prefers two links with one excess chunk to one link
+    # with two.
     return 1 + 4 * size * beyond * beyond
 
 
@@ -348,7 +353,7 @@ def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key
 
 @kernel(cache=True, nogil=True)
 def steps_of(ptr, path, width):
-    """The step of every send: each step, a link takes the chunks with the longest way to go.
+    """The step of every send: in each step, a link takes the chunks with the longest remaining way.
 
     Args:
         width: chunks that each link takes per step, at least 1.
@@ -357,7 +362,8 @@ def steps_of(ptr, path, width):
         int64 of shape (sends,), in the order of ``path``.
     """
     links = len(width)
-    # A queue per link, all in one column, each with room for every send that ever crosses its link.
+    # All queues, one per link, are in one column, each with room for every send that crosses its
+    # link.
     first = np.zeros(links + 1, np.int64)
     for e in path:
         first[e + 1] += 1
@@ -383,8 +389,8 @@ def steps_of(ptr, path, width):
                 taken[count] = item[first[e]]
                 waiting[e] = heap.pop(key, item, first[e], waiting[e])
                 count += 1
-        # A chunk that is sent in a step joins its next queue after all links have taken theirs: it
-        # crosses one link in a step.
+        # A chunk that is sent in a step joins its next queue after all links have taken theirs,
+        # because it crosses one link per step.
         for i in range(count):
             send = taken[i]
             step[send] = now

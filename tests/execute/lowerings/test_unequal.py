@@ -68,13 +68,9 @@ def replayed(program) -> tuple[np.ndarray, int]:
 
 def wanted(pairs: PairRows) -> np.ndarray:
     result = np.full((RANKS, pairs.outputs, 2), -1)
-    for d in range(RANKS):
-        at = 0
-        for s in range(RANKS):
-            first = pairs.amounts[s, :d].sum()
-            for i in range(pairs.amounts[s, d]):
-                result[d, at] = s, first + i
-                at += 1
+    for s, d in itertools.product(range(RANKS), repeat=2):
+        for i in range(pairs.amounts[s, d]):
+            result[d, pairs.got_at[s, d] + i] = s, pairs.sent_from[s, d] + i
     return result
 
 
@@ -86,11 +82,28 @@ def test_all_rows_arrive(data, schedule, spare):
     for each, rows in ((runs, pairs), (runs.reverse(), pairs.transposed())):
         program = each.program
         result, sent = replayed(program)
-        np.testing.assert_array_equal(result, wanted(rows))
+        np.testing.assert_array_equal(program.pairs.amounts, rows.amounts)
+        np.testing.assert_array_equal(result, wanted(program.pairs))
         np.testing.assert_array_equal(replayed(split_long_steps(program))[0], result)
         assert len(program.steps) <= schedule.num_steps
         if spare == 0 and program.is_direct:
             assert sent == pairs.amounts.sum()
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_rows_that_nobody_forwards_are_placed_by_rounds(data):
+    """All messages of a round lie in the same rows, and come back to where they were."""
+    runs = Unequal(SCHEDULES[0], amounts_of(SCHEDULES[0], data.draw))
+    program, back = runs.program, runs.reverse().program
+    assert program.is_direct
+    assert program.inputs == program.outputs == back.inputs <= runs.pairs.amounts.max() * 3
+    np.testing.assert_array_equal(back.pairs.got_at, program.pairs.sent_from.T)
+    np.testing.assert_array_equal(back.pairs.sent_from, program.pairs.got_at.T)
+    for r in (r for rounds in program.steps for r in rounds):
+        assert len({int(r.send[u, 0]) for u, _ in r.pairs}) == 1
+        assert {int(r.recv[v, 0]) for _, v in r.pairs} == {int(r.send.max(0)[0]) - program.outputs}
+    assert runs.reverse().reverse() == runs
 
 
 def test_pairs_without_rows_have_no_messages():

@@ -41,5 +41,5 @@ def test_a_small_run_sends_what_it_says(monkeypatch, tmp_path):
     assert sums["bytes"]["int8"] == sums["bytes"]["float8_e4m3fn"] == 2 * 2 * (500 + 4 * 4)
     assert sums["error"][DEFAULT] < 1e-6 < sums["error"]["bfloat16"] < sums["error"]["int8"] < 0.05
     for line in exchanges:
-        assert set(line["error"].values()) == {0}
+        assert max(line["error"].values()) < 1e-6
         assert line["bytes"][RAGGED] < line["bytes"][PADDED] == line["bytes"][LAX]

@@ -225,6 +225,28 @@ Labels:             beta.kubernetes.io/arch=amd64
 Annotations:        <none>
 """
 
+GPU_TREE = (("b1", "s1", 2), ("b1", "s2", 1), ("b2", "s3", 1))  # block, subblock, its nodes
+
+
+def gpu_nodes(kind: str = "nvidia-h100-mega-80gb", count: str = "8", tree=GPU_TREE) -> dict:
+    """What ``kubectl get nodes -o json`` has of nodes with GPUs; labels are sorted by name."""
+    leaves = [(block, leaf) for block, leaf, nodes in tree for _ in range(nodes)]
+    items = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"labels": {
+            "beta.kubernetes.io/arch": "amd64", "cloud.google.com/gce-topology-block": block,
+            "cloud.google.com/gce-topology-host": f"machine-{i}",
+            "cloud.google.com/gce-topology-subblock": leaf,
+            "cloud.google.com/gke-accelerator": kind,
+            "cloud.google.com/gke-accelerator-count": count,
+            "kubernetes.io/hostname": f"gke-gpu-{i}", "kubernetes.io/os": "linux",
+        }, "name": f"gke-gpu-{i}"}}
+        for i, (block, leaf) in enumerate(leaves)
+    ]  # fmt: skip
+    return {"apiVersion": "v1", "items": items, "kind": "List", "metadata": {}}
+
+
+GPU_NODES = json.dumps(gpu_nodes())
+
 # ---------------------------------------------------------------------- ns-3
 
 # Two servers of two GPUs, an NVSwitch each, below one switch.

@@ -477,3 +477,37 @@ def test_the_gap_is_relative_to_the_objective(objective, bound, gap):
     plan = solve_baseline(tiny_problem("linear"), "ddp")
     result = SearchResult(plan.decisions, plan.cost, objective, bound, "milp", 0.0)
     assert result.gap == gap
+
+
+def test_stacks_of_residuals_cost_the_same_whoever_chooses_them():
+    """A loop's own residuals are laid into stacks by operators, those of a pair by the search."""
+
+    def step(weights, x):
+        def layer(h, w):
+            return jnp.tanh(h @ w["up"]) @ w["down"] + h, None
+
+        def loss(weights):
+            return jnp.mean(jnp.square(jax.lax.scan(layer, x, weights)[0]))
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    weights = {"up": s(8, 32, 64), "down": s(8, 64, 32)}
+    mesh = {"data": 2}
+    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-7,), (1e10,))
+    asked = {"mesh": mesh, "network": network, "hardware": "CPU", "plain": False}
+    own, chosen = (
+        tensorstate.search(step, (weights, s(512, 32)), recompute=recompute, **asked)
+        for recompute in (False, True)
+    )
+    assert chosen.cost.compute == pytest.approx(own.cost.compute, rel=0.02)
+    # A stack is written and read, row by row; what no loop stores costs nothing.
+    problem, bandwidth = chosen.problem, chosen.problem.hardware.memory_bandwidth
+    stored = [r for r in chosen.cost.reshards if r.keeping_seconds]
+    assert stored
+    for reshard in stored:
+        group = problem.tensor_groups[reshard.group]
+        assert problem.graph.mirror(problem.graph.loops_around(reshard.tensors[0])) is not None
+        nbytes = 8 * problem.local_bytes(group, reshard.saved)
+        assert reshard.keeping_seconds == pytest.approx(4 * nbytes / bandwidth)
+    assert not any(r.keeping_seconds for r in own.cost.reshards)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensorstate.cost import memory
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import EXACT, bytes_by_point, is_gradient
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
@@ -154,3 +155,43 @@ def test_a_gathered_kernel_takes_its_bytes_twice_as_it_is_received_and_then_once
     whole = temporaries()
     monkeypatch.setattr(memory, "_reshard_terms", lambda *_: iter(()))
     np.testing.assert_array_equal(whole - temporaries(), expected)
+
+
+def test_a_copy_of_an_argument_that_a_second_run_reads_is_counted():
+    """Of weights that are cast again in the backward pass a gathered copy may be stored."""
+
+    def step(biases, weights, x):
+        def loss(biases):
+            y = x
+            for bias, narrow in zip(biases, weights, strict=True):
+                y = jnp.tanh(y @ narrow.astype(jnp.float32) + bias)
+            return jnp.mean(y**2)
+
+        return [p - g for p, g in zip(biases, jax.grad(loss)(biases), strict=True)]
+
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.int8)] * 2
+    traced = trace(step, ([s(64)] * 2, weights, s(4, 64)))
+    mesh = MESHES[0]
+    network = AlphaBetaCosts(mesh, (1e-7,) * len(mesh.sizes), (1e8,) * len(mesh.sizes))
+    problem = Problem(traced, network, HARDWARE["CPU"])
+    graph = problem.graph
+    whole = (REPLICATED,) * len(mesh.sizes)
+    sharded = (0, *whole[1:])
+    narrow = [i for i in graph.inputs if graph.tensors[i].dtype == jnp.int8]
+    strategies = [whole] * len(graph.node_classes)
+    casts = set()
+    for node in graph.nodes:
+        if node.tensor in narrow:
+            strategies[node.class_id] = sharded
+        elif any(u.tensor in narrow for m in node.members
+                 for u in graph.operators[m.operator].operands):  # fmt: skip
+            casts.add(node.index)
+    decided = Decisions(
+        tuple(strategies), kept=recomputing(casts), saved=dict.fromkeys(narrow, whole)
+    )
+    stored = estimate_cost(problem, decided).memory
+    gathered = estimate_cost(
+        problem, dataclasses.replace(decided, saved=dict.fromkeys(narrow, sharded))
+    ).memory
+    # Of the first layer nothing is read after the forward pass: its input has no gradient.
+    assert stored.saved >= 64 * 64 > gathered.saved
