@@ -272,14 +272,14 @@ def reorder(
     wrap: Sequence[bool] | None = None,
     within: Sequence | None = None,
 ) -> M:
-    """The same devices in an order in which a topology's links are wires.
+    """Reorder devices so that the links of a topology are wires between them.
 
     Rank r of a mesh is device r of ``mesh.devices.flat``. A schedule that was written for
-    ``topology``, run over the reordered mesh, sends between devices that a wire joins. An order in
-    which it does already is kept.
+    ``topology`` and runs over the reordered mesh sends only between devices that a wire joins. If
+    the given order already does this, it is kept.
 
-    On devices without coordinates (behind switches) every two reach each other; there the ranks
-    that are near each other in ``topology``, those of a host for example, are brought together.
+    Devices without coordinates (behind switches) all reach each other. There, ranks that are near
+    each other in ``topology``, such as those of a host, are brought together.
 
     Args:
         mesh_or_devices: a ``jax.sharding.Mesh``, whose shape and axes stay; or a list of devices.

@@ -97,10 +97,9 @@ _MOST_FREE = 2**26  # (rank, chunk) pairs of a schedule of whatever few sends
 class Schedule:
     """A schedule of one collective on one topology.
 
-    Sends stand in order: step by step, and within a step message by message, a message being the
-    sends of one step on one edge, which are sent together. A send may carry a chunk that arrived in
-    an earlier step, never in the same one. On every link messages leave in the order of the
-    schedule.
+    Sends are in order: step by step, and within a step message by message. A message is the sends
+    of one step on one edge, which are sent together. A send may carry a chunk that arrived in an
+    earlier step, never in the same one. On every link, messages leave in the order of the schedule.
 
     A send with ``reduce`` moves the sender's partial sum: the receiver adds it to its own, and the
     sender's copy no longer counts. A send without ``reduce`` copies a complete chunk.

@@ -40,10 +40,10 @@ class Topology(Links):
     """A network of directed links.
 
     Vertices 0..num_ranks-1 are the ranks, num_ranks..num_vertices-1 are switches, which forward.
-    Some may copy and add as well (``in_network``): bounds count that, and ``simulate_in_network``
-    times it; schedules are of ranks and use switches to forward only. Several links may join the
-    same two vertices. Links are kept in canonical order (by src, dst, alpha, bandwidth) in any
-    order given. Every rank must reach every other.
+    Some switches may copy and add as well (``in_network``): bounds take this into account, and
+    ``simulate_in_network`` times it, but schedules use switches to forward only. Several links may
+    join the same two vertices. Links are kept in canonical order (by src, dst, alpha, bandwidth),
+    whatever order is given. Every rank must reach every other.
 
     Two topologies are equal, and have the same hash, when their vertices and links are the same
     exact numbers and the same switches copy and add; names, grid and generators are descriptions

@@ -49,15 +49,16 @@ _PAIRS_AT_ONCE = 1 << 25
 
 
 def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
-    """Prove that a schedule carries its collective, or trees theirs (``TreeFlow.check_load``).
+    """Prove that a schedule carries out its collective.
 
-    Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
+    This is proved: every edge is a path of links; every send has its chunk (in full for a
     copy) before its step begins; nothing is delivered twice; every contribution is added exactly
-    once; every rank ends with exactly the chunks that the collective asks for; no rank outside a
-    group has a part in it where the collective says so.
+    once; every rank ends with exactly the chunks that the collective asks for; if the collective
+    allows no helpers, no rank outside a group takes part in it. Trees (``TreeFlow``) are proved by
+    ``TreeFlow.check_load``.
 
     Raises:
-        ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
+        ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first fault.
     """
     kinds = (Schedule, CompactSchedule, TreeFlow)
     checks.instance(schedule, kinds, "what is verified", ScheduleError)

@@ -42,10 +42,10 @@ class Hardware:
             4; 8 if the device has such units).
         memory_bandwidth: bytes per second of its main memory.
         memory: bytes of its main memory.
-        execution: its charges for collectives beside the links, which plans on a ``topology`` then
-            pay, or the backend whose shipped ones are meant; none when None.
-        network: costs of collectives that were measured with the device: those of a search on their
-            mesh that is given neither a topology nor a network.
+        execution: its charges for collectives in addition to the links, which plans on a
+            ``topology`` then pay, or the name of a backend for the shipped ones; none when None.
+        network: costs of collectives that were measured with the device. A search on their mesh
+            uses them if it is given neither a topology nor a network.
         overlaps: whether collectives run beside compute. CPU devices do one thing at a time.
     """
 
@@ -266,7 +266,7 @@ CANDIDATES: tuple[tuple[Synthesizer, int], ...] = (
 class ScheduleCosts(CollectiveCostModel):
     """Costs of simulated schedules, synthesized for all replica groups of an axis at once.
 
-    Where the groups of an axis have networks that are copies of one another, as the rows of a torus
+    If the groups of an axis have networks that are copies of one another, as the rows of a torus
     (``jaxcoll.copies``), one of them is simulated for all.
 
     Args:
@@ -277,9 +277,9 @@ class ScheduleCosts(CollectiveCostModel):
             devices by their index on the mesh.
         candidates: synthesizers with chunks per shard; every collective and size takes the fastest.
         seed: of the synthesizers.
-        execution: the machine's charges on top of the links, or the backend whose shipped ones are
-            meant. Where they are given ``jax.lax`` is a candidate too, around the ranks in order:
-            ``schedule`` is then ``None``, which runs it. None counts the links alone.
+        execution: the machine's charges in addition to the links, or the name of a backend for
+            the shipped ones. If they are given, ``jax.lax`` is a candidate, too, around the
+            ranks in order: ``schedule`` is then ``None``, which runs it. None counts links alone.
 
     Raises:
         PlanError: the mesh does not have as many devices as the network has ranks, or

@@ -43,7 +43,7 @@ def search_mesh(
     progress: Wanted = None,
     **search_args: Any,
 ) -> tuple[Plan, ...]:
-    """The best plan of every mesh assignment, sorted by objective.
+    """Find the best plan of every mesh assignment; returns them sorted by objective.
 
     A plan's ``problem.network`` is a ``ScheduleCosts`` with the mesh and the device order of its
     assignment.

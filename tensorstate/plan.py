@@ -425,7 +425,7 @@ def solve_baseline(
     recompute: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
 ) -> Plan:
-    """The best plan of a named baseline such as "fsdp" or "ddp + megatron".
+    """Find the best plan of a named baseline such as "fsdp" or "ddp + megatron".
 
     Args:
         problem: the training step on a mesh: ``plan.problem`` of any plan for it.
@@ -469,7 +469,7 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
-    """The cost of a plan's decisions on another network of the same mesh.
+    """Compute the cost of a plan's decisions on another network of the same mesh.
 
     Raises:
         PlanError: another mesh.

@@ -153,7 +153,7 @@ def _adapted(
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> SavedPlan:
-    """The plan in a file that ``Plan.save`` has written.
+    """Read a plan that ``Plan.save`` has written.
 
     Args:
         max_bytes: larger files are refused unread.

@@ -85,14 +85,14 @@ def search(
 
     Args:
         step: a function that JAX can trace, or its graph from ``trace``. Scans stay loops. With
-            ``recompute`` the loops of a function are traced in pairs (see ``trace``); a graph must
-            have them so, for bodies to be recomputed.
+            ``recompute`` the loops of a function are traced in pairs (see ``trace``); in a graph,
+            only loops that were traced in pairs can have recomputed bodies.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
             most two axes, "data" and "model", are chosen with the plan, and their order on the
             links of ``topology`` (see ``tensorstate.mesh_choice``).
-        devices: how many there are, where the mesh is chosen; by default the network's ranks.
+        devices: the number of devices, if the mesh is chosen; by default the network's ranks.
         topology: the network of the devices; collectives cost what their schedules cost on it, and
             what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.
@@ -113,7 +113,7 @@ def search(
             for the best of all axes and of no stages. ``microbatches`` then says how many are
             streamed through them; by default, and with "auto", the best of some divisors of the
             batch (see ``tensorstate.problem.pipeline``).
-        pipeline_schedule: of stages: "gpipe"; "1f1b", which holds the residuals of fewer
+        pipeline_schedule: the order of stages: "gpipe"; "1f1b", which holds the residuals of fewer
             microbatches; or "auto", the faster of those that fit.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``), as ``saved.specs`` and ``plan.path_rules`` give

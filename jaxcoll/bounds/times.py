@@ -219,11 +219,11 @@ def bound(
     execution: ExecutionCosts | str | None = None,
     progress: Wanted = None,
 ) -> Bound:
-    """The best cheap bound: the largest of ``lower_bounds``.
+    """A time that no schedule can beat, with the reason: the largest of ``lower_bounds``.
 
-    It holds for the network as described, including switches that copy and add: NCCL's NVLS does
-    not beat the bound of ``dgx_h100``. Schedules do not use such switches, so the best bound for
-    schedules is that of ``topology.forwarding_only()``.
+    It holds for the network as described, with switches that copy and add: NCCL's NVLS does not
+    beat the bound of ``dgx_h100``. Schedules use switches to forward only, and their bound is that
+    of ``topology.forwarding_only()``.
 
     Args:
         collective: a kind, to be run with ``groups``, ``root`` and ``helpers`` as in

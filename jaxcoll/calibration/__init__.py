@@ -177,13 +177,13 @@ def calibrate(
         jc.synthesize(measured.topology, "all_reduce", nbytes=64e6)
 
     Args:
-        log: a file of ``jc.io.timings`` (the output of nccl-tests or MSCCL++, CSV, JSON), the
+        log: a file that ``jc.io.timings`` reads (output of nccl-tests or MSCCL++, CSV, JSON), the
             times of one, or several of these, all measured on the same ranks.
-        topology: the network as it is assumed, whose classes of links are fitted; when None a
+        topology: the network as it is assumed, whose classes of links are fitted; when None, a
             switch with one link per rank.
-        collective: where a log does not say it.
+        collective: the kind of collective, if the log does not say it.
         least: bytes; smaller sizes are left out. NCCL changes protocol and algorithm with the size,
-            and one latency and bandwidth describe one of them.
+            and one latency and bandwidth describe only one of them.
         progress: True for a line in the terminal, or a function called with a
             ``jaxcoll.progress.Progress`` after every schedule that is chosen and every step.
 

@@ -99,24 +99,25 @@ def compare(
     deadline: float | None = None,
     progress: Wanted = None,
 ) -> Iterator[Compared]:
-    """Time the schedules of synthesizers at some sizes, each row once it is known.
+    """Time the schedules of synthesizers at some sizes, and yield each row when it is known.
 
     Args:
         topology: the network.
         collective: its kind, or a ``Collective``, which has its own root and groups; or several of
             them, which begin at the same time. Then a row's time is that of the last to end
-            (``simulate_together``), each having the schedule that it would have alone, and the
-            bound the largest of one of them: what no schedules can beat, and may not reach.
+            (``simulate_together``), where each has the schedule that it would have alone. The bound
+            is the largest of their bounds; schedules cannot beat it, and may not reach it.
         sizes: bytes of a rank's buffer, in each collective.
-        root: of a kind that has one, see ``Collective``; rank 0 when None.
-        groups, helpers: of kinds, see ``synthesize``.
-        synthesizers: names; all but the exact searches, which take minutes, when None. "jax.lax"
-            is what gloo, NCCL or XLA runs on the machine, the first of all where one is given.
-        seed: of random choices.
-        execution: the machine's order of execution and its charges, see ``simulate``; of times and
-            of bounds.
+        root: the root, for a kind that has one, see ``Collective``; rank 0 when None.
+        groups, helpers: those of kinds, see ``synthesize``.
+        synthesizers: their names. When None, all except the exact searches, which take minutes. The
+            name "jax.lax" is the algorithm that gloo, NCCL or XLA runs on the machine; it comes
+            first if a machine is given.
+        seed: the seed of random choices.
+        execution: the machine's order of execution and its charges, see ``simulate``; for times and
+            for bounds.
         model: how long messages take on links, see ``simulate``. Bounds are those of the model.
-        path: of a table to write, as CSV. Rows that an earlier, interrupted call has written there
+        path: a table to write, as CSV. Rows that an earlier, interrupted call has written there
             are kept, and only the others are made.
         executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
             this process when None.
@@ -125,9 +126,9 @@ def compare(
             ``jaxcoll.progress.Progress`` after every synthesizer.
 
     Returns:
-        A row for each synthesizer and size, in that order; where no names are given those of least
-        work come first, and the default last. Where a synthesizer refuses a size, or
-        the model's law says there what none may, it is not tried at later ones.
+        A row for each synthesizer and size, in that order. If no names are given, those of the
+        least work come first, and the default comes last. If a synthesizer refuses a size, or
+        the model's law gives times there that no law may, it is not tried at later sizes.
 
     Raises:
         TopologyError: no network, an unknown synthesizer, no size, or "jax.lax" without a machine.

@@ -34,7 +34,7 @@ from jaxcoll.numerics import checks
 def pbroadcast(
     x, axis_name: AxisName, source: int, *, schedule: Choice = None, lowering: str = "auto"
 ):
-    """The array of rank ``source`` on all ranks of an axis. See ``jax.lax.pbroadcast``.
+    """Send the array of rank ``source`` to all ranks of an axis. See ``jax.lax.pbroadcast``.
 
     Args:
         x: a pytree of arrays.
@@ -55,7 +55,7 @@ def reduce(
     lowering: str = "auto",
     accum_dtype=None,
 ):
-    """The sum over the ranks of an axis at rank ``root``, zeros elsewhere.
+    """Add the arrays of all ranks of an axis at rank ``root``; other ranks get zeros.
 
     Args:
         x: a pytree of arrays of any shape.
@@ -65,7 +65,7 @@ def reduce(
 
 
 def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The arrays of all ranks of an axis, stacked, at rank ``root``; zeros elsewhere.
+    """Stack the arrays of all ranks of an axis at rank ``root``; other ranks get zeros.
 
     Args:
         x: a pytree of arrays of shape (...).
@@ -79,7 +79,7 @@ def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, loweri
 
 
 def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The i-th part of the array of rank ``root``, at rank i.
+    """Send the i-th part of the array of rank ``root`` to rank i.
 
     Args:
         x: a pytree of arrays of shape (ranks, ...); only that of the root counts.

@@ -163,18 +163,18 @@ def expect(
     *,
     log: str | os.PathLike | Timings | None = None,
 ) -> Expectation:
-    """How long a collective takes on a machine: as measured by others, by the model, and at best.
+    """Tell how long a collective takes on a machine: as others measured, by the model, and at best.
 
     ::
 
         print(jc.expectation.expect("gb200-rack", "all_gather", [2**30]).sizes[0].seconds)
 
     Args:
-        network: a measured machine by its name, some of its ranks ("gb200-rack:36"), or a network;
-            one that has the links of a measured machine is that machine.
+        network: the name of a measured machine, some of its ranks ("gb200-rack:36"), or a network.
+            A network with the links of a measured machine is taken for that machine.
         collective: its kind.
-        sizes: bytes of a rank's buffer; those of the log when None, else 1 MiB to 1 GiB.
-        log: one's own times of this collective on as many ranks, as ``jc.io.timings`` reads them.
+        sizes: bytes of a rank's buffer; when None those of the log, else 1 MiB to 1 GiB.
+        log: your own times of this collective on as many ranks, as ``jc.io.timings`` reads them.
 
     Raises:
         FormatError: an unknown machine; a log of another collective or of other ranks, or one that

@@ -48,11 +48,11 @@ def simulate(
         schedule: a schedule; one that ``verify`` would refuse is timed all the same.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
-        framing: heads of packets or messages, which take bandwidth too; none when omitted.
-        execution: the machine's order of execution and its charges, or the backend whose shipped
-            ones apply; independent links when omitted. If ranks wait (``execution_order``), times
-            are those of fair shares, whatever the link model; between processes IP forwards
-            messages packet by packet. Bandwidths include charges.
+        framing: headers of packets or messages, which take bandwidth, too; none when omitted.
+        execution: the machine's order of execution and its charges, or the name of a backend for
+            the shipped ones; each link by itself when omitted. If ranks wait for one another
+            (``execution_order``), links are shared fairly, whatever the link model; between
+            processes messages go as IP forwards them, packet by packet. Bandwidths include charges.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or

@@ -79,39 +79,40 @@ def synthesize(
     deadline: float | None = None,
     progress: Wanted = None,
 ) -> Schedule:
-    """A verified schedule of a collective on a network, the fastest found for a buffer's size.
+    """Find a fast schedule of a collective on a network for a buffer's size, and verify it.
 
-    All that is not fixed is chosen by simulated time: the synthesizer among all in the registry,
-    and the chunks per shard among the counts that it states itself. The same arguments give the
-    same schedule. Unequal shards are left to the only synthesizer that is defined for them:
-    ``OpenShop`` for those of pairs, whose shards it cuts into pieces where they are whole
-    (``chunks_per_shard`` is 1), and ``ForestColl`` for others.
+    Arguments that are not given are chosen by simulated time: the synthesizer among all in the
+    registry, and the chunks per shard among the counts that it states itself. The same arguments
+    give the same schedule. Unequal shards have only one synthesizer each: ``OpenShop`` for those of
+    pairs, which it cuts into pieces if they are whole (``chunks_per_shard`` is 1), and
+    ``ForestColl`` for others.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
             which has its own.
         synthesizer: a synthesizer or its name, to fix it.
-        nbytes: bytes of a rank's buffer to be fast for. When omitted 25 MiB, the bucket in which
-            ``jc.optax`` and PyTorch's DistributedDataParallel reduce gradients; for a synthesizer
-            that has bytes of its own, those.
+        nbytes: bytes of a rank's buffer for which the schedule is to be fast. When omitted, those
+            that the synthesizer has of its own, else 25 MiB, the bucket in which ``jc.optax`` and
+            PyTorch's DistributedDataParallel reduce gradients.
         chunks: chunks per shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
-        root: the root's index in every group, for collectives that have one; of reduce_to_some
-            those of all roots.
-        helpers: whether ranks outside a group may forward, copy and add for it; False where they
+        root: the root's index in every group, for collectives that have one; for reduce_to_some the
+            indices of all roots.
+        helpers: whether ranks outside a group may forward, copy and add for it; say False if they
             are busy (``Collective``).
         seed: the same seed gives the same schedule.
-        execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
-            or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
+        execution: the machine's charges, which are added to the time on the links:
+            ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for the shipped ones. None when omitted.
         model: how long messages take on links, see ``simulate``. When omitted "astra"; for a
             ``Portfolio``, its own.
-        deadline: seconds from the call on by which the search begins no candidate that by its
-            estimated work would end later; the fastest schedule so far is taken. Then the choice
-            depends on the machine's speed. The proof of the schedule comes after.
+        deadline: seconds from the call on. The search begins no candidate that would end later by
+            its estimated work, and takes the fastest schedule so far. The choice then depends on
+            the machine's speed. The proof of the schedule comes after the deadline.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
-            seconds so far and their bound. When omitted, a line on stderr after 5 s and every 10 s
-            then of more than 128 ranks or four million sends; False for none.
+            seconds so far and their bound. When omitted, a search on more than 128 ranks or of more
+            than four million sends prints a line on stderr after 5 s and then every 10 s; False
+            prints none.
 
     Raises:
         CollectiveError: the collective is ill-formed, nbytes is not above 0, chunks are more than

@@ -41,17 +41,17 @@ from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGro
 class Decisions:
     """A strategy per node class, how nodes are kept, and the placements of copies.
 
-    Where ``saved`` or ``loop_resident`` does not name a tensor, the placements with the least
+    If ``saved`` or ``loop_resident`` does not name a tensor, the placements with the least
     resharding time are taken; among equals, the smallest copy.
 
     Attributes:
         strategies: the strategy of every node class.
-        kept: by node of the forward pass how its results are kept for the backward pass; of others
-            as by default. It matters only where a later consumer needs one of them, which for a
-            node that would rerun is not in ``saved``. Layers of one class share a strategy, but
-            each may be kept in its own way.
+        kept: by node of the forward pass, how its results are kept for the backward pass; nodes
+            that are not named are kept by default. It matters only if a later consumer needs one of
+            the results, which for a node that would rerun is not in ``saved``. Layers of one class
+            share a strategy, but each may be kept in its own way.
         saved: by tensor, the placements of the copy that is stored from the forward to the backward
-            pass. Of a tensor whose producer reruns none is.
+            pass. A tensor whose producer reruns has no copy.
         loop_resident: by tensor, with microbatches, the placements of the copy that stays resident
             through the microbatch loop. An input is resharded to it once before the loop, and no
             copy of it is saved within a microbatch. A tensor that is read after the loop is

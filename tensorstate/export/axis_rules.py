@@ -40,8 +40,8 @@ class AxisRules:
     """Rules for named dimensions; ``print(rules)`` shows them and their loss.
 
     Attributes:
-        rules: names with the mesh axes that shard them, those of most bytes first. Where two
-            dimensions of an array claim an axis, the earlier rule has it, as in Flax.
+        rules: names with the mesh axes that shard them, those of most bytes first. If two
+            dimensions of an array claim an axis, the earlier rule gets it, as in Flax.
         specs: the sharding of every argument with names, by path, under the rules.
         otherwise: arguments that the plan shards otherwise, by path, with the plan's sharding.
         planned, cost: costs of the plan, and of the best plan under the rules.

@@ -22,15 +22,15 @@ class PlanSpecs:
     """The shardings of a plan.
 
     Under ``jax.set_mesh(plan.make_mesh())`` they are arguments of ``jax.jit(step, in_shardings=,
-    out_shardings=)``, with which the compiler decides all that is not said here.
+    out_shardings=)``; the compiler then decides everything else.
 
     Attributes:
         arguments, results: ``PartitionSpec`` in the structure of the step's arguments and of its
             result.
-        activations: of results of operators of the forward pass, as their first reader gets them,
-            by primitive, name stack and line. Where a line runs several times with different
-            shardings, they are numbered from the second. Sharded minor factors of a dimension have
-            no ``PartitionSpec``, and are left out.
+        activations: ``PartitionSpec`` of results of operators in the forward pass, as their first
+            reader gets them, by primitive, name stack and line. If a line runs several times with
+            different shardings, they are numbered from the second. Sharded minor factors of a
+            dimension have no ``PartitionSpec``, and are left out.
         padded: by path, the shapes of the arguments that the plan pads, as traced and on the
             devices. The shardings are those of the longer arrays.
     """

@@ -358,7 +358,7 @@ class Graph:
             ``flax.nnx`` models do: their new values are the first results.
         loops: the loops of the step, which operators name by their numbers.
         padding: the dimensions that are longer than in the traced function; ``None`` if none are.
-        context: where it was traced.
+        context: the mesh and the types of arguments with which it was traced.
         untied: inputs that pins distinguish; ``None`` if identical layers are decided as one.
     """
 

@@ -106,18 +106,20 @@ class Problem:
             ``microbatching.batch_factor``).
         stages: the mesh axis of pipeline stages, through which the microbatches are streamed; an
             axis that the network does not have counts as one of ``num_stages`` devices.
-        num_stages: where the network is a part of the mesh; by default as the axis has.
-        schedule: of the stages, "gpipe" or "1f1b".
+        num_stages: the number of stages, if the network is a part of the mesh; by default the size
+            of the axis.
+        schedule: the order of the stages, "gpipe" or "1f1b".
 
     Attributes:
         microbatches: iterations of the loop over microbatches; 1 with stages.
         pipeline: the scans over layers as stages; ``None`` for no stages.
         traced: the training step.
         microbatch_split: the step as a loop; ``None`` for no loop.
-        graph: of one microbatch and of the operators after the loop; without a loop, of the step.
-        group_costs: by tensor group what ``cost.cost`` keeps of the decisions that it priced last:
-            most plans that are priced differ from the one before in few groups.
-        shares, undiscounted: of ``discounted``; no shares, and ``None``, where all is paid.
+        graph: the graph of one microbatch and of the operators after the loop; without a loop, of
+            the step.
+        group_costs: by tensor group, what ``cost.cost`` keeps of the decisions that it priced last,
+            since most plans that are priced differ from the one before in few groups.
+        shares, undiscounted: those of ``discounted``; no shares, and ``None``, if all is paid.
 
     Raises:
         PlanError: the step cannot be split into this number of microbatches.

@@ -231,10 +231,10 @@ class TensorRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HloComparison:
-    """The prediction beside the compiled program.
+    """A comparison of the prediction with the compiled program.
 
     Attributes:
-        rows: by kind and axes.
+        rows: the collectives, by kind and axes.
         unknown_loops: as in ``HloCollectives``.
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,

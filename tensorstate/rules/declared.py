@@ -68,17 +68,17 @@ def declare(
     scale: float | None = None,
     causal: bool | None = None,
 ) -> Callable[..., Any]:
-    """The function, with a rule by which plans shard it.
+    """Give a function a rule by which plans shard it; returns the function with that rule.
 
     Args:
-        function: of arrays, which returns an array or a tuple of them: an attention kernel, say, or
-            a grouped product. It must run on shards of its operands as on whole ones.
-        labels: of every dimension, as in ``"b q h d, b k h d, b k h d -> b q h d"``. A label that
-            all results have may be sharded, unless it is ``whole``: along it, every part of a
-            result must depend on the same part of the operands that have it, and on the others as
-            they are.
-        whole: labels that stay whole, as ``"k d"``. By default those along which the function
-            returns something else on halves of small random arrays than on all of them.
+        function: a function of arrays that returns an array or a tuple of them, such as an
+            attention kernel or a grouped product. It must run on shards of its operands as on whole
+            ones.
+        labels: one for every dimension, as in ``"b q h d, b k h d, b k h d -> b q h d"``. A label
+            that all results have may be sharded, unless it is ``whole``: along it, every part of a
+            result must depend on the same part of the operands that have it, and on the others.
+        whole: labels that stay whole, such as ``"k d"``. By default those along which the function
+            returns other values on halves of small random arrays than on all of them.
         summed: labels that no result has and that may be sharded: the results are the sums of those
             on the parts of the operands, as over ``"k"`` of a product ``"m k, k n -> m n"``.
         ring: labels of the queries and of the keys of softmax attention, as ``"q k"``, that may be

@@ -54,10 +54,11 @@ STARTS = ("fsdp", "fsdp + megatron-sp", "zero1", "ddp + megatron")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Auto(Solver):
-    """``Milp`` on meshes of up to two axes, ``CoordinateDescent`` on larger ones; limits first.
+    """``Milp`` on meshes of up to two axes, and ``CoordinateDescent`` on larger ones.
 
-    The module says in which order. The plan is never slower than the plan without a limit, a named
-    strategy or the descent, of those that fit, by more than the gap.
+    The module's docstring has the order of its searches. The plan without a limit, the named
+    strategies and the descent are compared: of those that fit, none is faster than the plan by more
+    than the gap.
     """
 
     def answer(self, question: Question) -> SearchResult:

@@ -54,7 +54,7 @@ def trace(
     loops: LoopForm | int = "keep",
     pad_to: Mapping[int, int] | None = None,
 ) -> Graph:
-    """The factor graph of a training step, traced without running it.
+    """Trace a training step, without running it, into its factor graph.
 
     Args:
         step_fn: any function that JAX can trace, of arrays and trees of them. Losses, gradients and

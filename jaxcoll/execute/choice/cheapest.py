@@ -416,22 +416,22 @@ def explain_choice(
     topology: Topology | None = None,
     execution: ExecutionCosts | str | None = None,
 ) -> Explanation:
-    """How a call without ``schedule=`` is decided; print it::
+    """Explain what a call without ``schedule=`` would run, and why; print the result::
 
         print(jc.explain_choice("psum", nbytes=25e6, mesh=mesh))
 
-    Without a mesh, for a machine that is not here::
+    Without a mesh, for a machine that you do not have::
 
         hosts = jc.topologies.dgx_h100(2)
         print(jc.explain_choice("psum", nbytes=25e6, topology=hosts, execution="gpu"))
 
     Args:
-        collective: a kind, as "all_reduce", or a function of ``jc``, as "psum".
+        collective: a kind, such as "all_reduce", or a function of ``jc``, such as "psum".
         nbytes: bytes of the larger of a rank's input and output.
-        mesh: whose devices run it; when omitted, all ranks of ``topology`` on the machine of
-            ``execution``.
-        axis_name: its axes; all when omitted.
-        topology, execution: as for ``jc.use_topology``, which is asked where they are omitted.
+        mesh: the mesh whose devices run the call; when omitted, all ranks of ``topology`` on the
+            machine of ``execution``.
+        axis_name: the axes of the call; all when omitted.
+        topology, execution: as for ``jc.use_topology``, whose values are taken when omitted.
 
     Raises:
         CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a

@@ -177,20 +177,20 @@ def measure_execution(
     seconds: float = 20.0,
     progress: Wanted = None,
 ) -> ExecutionCosts:
-    """The execution costs of the devices of a mesh, measured::
+    """Measure the execution costs of the devices of a mesh::
 
         costs = jc.measure_execution(mesh, cache="execution.json")
         with jc.use_topology(topology, execution=costs):
             ...
 
-    All ranks of the mesh take part, in its order. Of several processes all call it, with the same
-    mesh, and all get what the first one measured. The costs have the order in which the devices run
-    permutes and ``costs.half_duplex``: as ``order``, or ``native_order`` where links are played.
+    All ranks of the mesh take part, in its order. If there are several processes, all call it with
+    the same mesh, and all get what the first one measured. The costs have ``half_duplex`` and the
+    order in which the devices run permutes: as ``order``, or ``native_order`` if links are played.
 
-    Costs of the devices of one host include its memory: state no topology beside them, or one of
-    the links between hosts only; of several processes there (``costs.shared``) none is taken. Costs
-    between hosts leave bytes to the network: state it beside them. Processes in network namespaces
-    of their own, as those of ``jaxcoll emulate``, are on different hosts.
+    Costs of the devices of one host include its memory. State no topology beside them, or one of
+    the links between hosts only; with several processes there (``costs.shared``) none is taken.
+    Costs between hosts leave bytes to the network, so state it beside them. Processes in network
+    namespaces of their own, such as those of ``jaxcoll emulate``, are on different hosts.
 
     Args:
         mesh: of two devices or more; of several processes, of some of each.

@@ -52,23 +52,24 @@ def current() -> Network:
 def use_topology(
     topology: Topology | None, *, execution: ExecutionCosts | str | None = None
 ) -> Iterator[None]:
-    """Trace programs that know their network and their machine's charges.
+    """State the network, and the machine's charges, for programs that are traced inside.
 
-    Calls without ``schedule=`` take the cheapest of ``jax.lax`` and the schedules on it;
-    ``schedule="auto"`` and other names of synthesizers make their schedules for it. Also a
-    decorator::
+    Calls without ``schedule=`` take the cheapest of ``jax.lax`` and the schedules on that network;
+    ``schedule="auto"`` and other names of synthesizers make their schedules for it. A context
+    manager, and a decorator, too::
 
         with jc.use_topology(jc.topologies.dgx_h100(2)):
             params, opt_state = step(params, opt_state, batch)
 
-    It belongs to this thread while it traces, and is part of the key of every jit cache.
+    It is thread-local, and part of the key of every jit cache.
 
     Args:
-        topology: of as many ranks as the axes of a call, rank r being ``lax.axis_index`` r; or as
-            the mesh has devices, in the order of ``mesh.devices.flat``, for calls along any of its
-            axes. Calls of other numbers of ranks are refused. ``None`` for nothing.
-        execution: the machine's charges: ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for those
-            shipped; those of the mesh's devices when omitted.
+        topology: a network of as many ranks as the axes of a call, where rank r is
+            ``lax.axis_index`` r; or of as many as the mesh has devices, in the order of
+            ``mesh.devices.flat``, for calls along any of its axes. Calls of other numbers of ranks
+            are refused. ``None`` states no network.
+        execution: the machine's charges: ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for the
+            shipped ones; those of the mesh's devices when omitted.
 
     Raises:
         CollectiveError: arguments of other types.

@@ -80,18 +80,18 @@ class Probe:
 def probe(mesh: Mesh | None = None) -> Probe:
     """Measure the network between the processes of a job, by sockets, as CPU collectives use it.
 
-    All processes call it together, while nothing else runs: pairs are timed alone and in rounds,
-    then flows that could share something, and links, ports of switches, and uplinks of groups are
-    made of the times (``jaxcoll.probing.inference``). The result goes into ``use_topology``,
-    ``synthesize`` and ``jc.io.save``. Devices of one process have links to a switch of it,
-    as fast as the process copies memory.
+    All processes call it together, while nothing else runs. Pairs are timed alone and in rounds,
+    then flows that could share something. From the times the function infers links, ports of
+    switches, and uplinks of groups (``jaxcoll.probing.inference``). ``use_topology``,
+    ``synthesize`` and ``jc.io.save`` take the result. Devices of one process have links to a switch
+    of that process, as fast as it copies memory.
 
     Args:
-        mesh: whose devices are the ranks, in its order; all devices when omitted. Each process has
-            as many of them.
+        mesh: the mesh whose devices are the ranks, in its order; all devices when omitted. Each
+            process has equally many of them.
 
     Returns:
-        The same in all processes.
+        The network; the same in all processes.
 
     Raises:
         CollectiveError: ``jax.distributed.initialize`` was not called; devices are not CPUs, or all

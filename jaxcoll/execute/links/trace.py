@@ -52,15 +52,15 @@ _traces = itertools.count()
 def trace_links(path: str | os.PathLike) -> Iterator[None]:
     """Record what is sent over links, and write it as a timeline for ui.perfetto.dev.
 
-    All processes enter and leave it together, around calls whose schedules are played over links
-    (between processes on CPUs that is the default); wait for the results inside. The first process
-    writes the file: a process per device, with a track for its calls and two per link: the
-    messages as they went, from the sender's first byte to the receiver's last, and as
+    All processes enter and leave it together, around calls whose schedules are played over links,
+    as is the default between processes on CPUs; wait for the results inside. The first process
+    writes the file. For each device it shows a process, with a track for its calls and two tracks
+    per link: the messages as they went, from the sender's first byte to the receiver's last, and as
     ``simulate`` predicts them from the moment at which the first rank began the call. Times are
     those of the machines' clocks.
 
     Args:
-        path: of the file; compressed where it ends with ``.gz``.
+        path: the file to write; compressed if its name ends with ``.gz``.
 
     Raises:
         CollectiveError: schedules cannot be played over links here, or another process does not

@@ -216,16 +216,16 @@ def synthesize_compact(
     threads: int | None = None,
     progress: Wanted = None,
 ) -> CompactSchedule:
-    """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
+    """Find a compact schedule of an all_gather, and write it to disk; ``verify`` proves it later.
 
     The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
     threads. Memory is one bit per (rank, chunk).
 
     Args:
-        folder: to be made; after an error or an interrupt it is not there.
+        folder: the folder to make; after an error or an interrupt it does not exist.
         chunks: chunks per shard.
         rule: "random" or "downstream-need".
-        threads: threads; the processor's cores when None.
+        threads: number of threads; the processor's cores when None.
         progress: True for a line in the terminal, or a function called every few steps with a
             ``jaxcoll.progress.Progress`` in deliveries.
 
