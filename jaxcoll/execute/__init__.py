@@ -1,8 +1,8 @@
 """Execution: schedules run on the devices of a mesh, behind the functions of ``jax.lax``.
 
-Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls`` (from arguments
-to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives`` (typing,
-transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
+Read in this order: ``functions``, ``rooted`` and ``ragged`` (the public functions), ``calls`` (from
+arguments to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives``
+(typing, transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
 operations) and ``buckets`` (used by training). JAX's internals have one door,
 ``jaxcoll.jax_internals``.
 """
