@@ -273,17 +273,16 @@ def simulate_multicast(
     Args:
         flow: a forest in which every rank has an equal shard. For sums, of the transposed network.
         nbytes: bytes of a rank's buffer.
-        switches: vertices of the switches that are used in this way, or True for all that can.
+        switches: vertices of the switches that are used so, or True for all that can.
         kind: "all_gather"; "reduce_scatter", with the trees run backwards; or "all_reduce", both,
-            where each segment goes down as soon as it is summed, so that links must exist both
-            ways.
+            where each segment goes down as soon as it is summed, over links in both directions.
         pieces: number of messages into which each tree's load is cut.
         in_flight: the most pieces of a tree that are summed at the same time.
         model: the link model.
 
     Raises:
-        ScheduleError: the kind is another one, there is less than one segment or one in flight,
-            shards have unequal weights, there are no data, or an all_reduce is on one-way links.
+        ScheduleError: the kind is another one, pieces or in_flight is below 1, shards have unequal
+            weights, there are no data, or an all_reduce is on one-way links.
         TopologyError: a vertex is not a switch, or a switch cannot copy or add as the kind needs,
             by ``Topology.in_network``.
     """
