@@ -1,13 +1,12 @@
-"""Links as they were measured: latency and bandwidth fitted to times of collectives.
+"""Calibration: latencies and bandwidths of links fitted to measured times of collectives.
 
-A network's links come in classes, those of equal latency and bandwidth (NVLink, the NIC). The
+A network's links form classes of equal latency and bandwidth (such as NVLink, or the NIC). The
 model of a measured time is the library's own price: the simulated time of the schedule that
 ``auto`` chooses at this size or the sizes around it, or of the schedule that a row of the log
-names. So what is fitted is what plans and ``auto`` calculate with.
+names. So the fitted numbers are those with which plans and ``auto`` calculate.
 
-Every third size from 1 MB is held out of the fit, and says how good it is.
-
-``fit`` has the algorithm.
+Every third size from 1 MB on is held out of the fit, and shows how good it is. ``fit`` has the
+algorithm.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from jaxcoll.topology import Topology
 __all__ = ["Calibration", "calibrate"]
 
 _LEAST_HELD_OUT = 1e6
-# Sizes of a collective that are fitted at most, evenly from all: more of them tell nothing new.
+# The most sizes of a collective that are fitted, evenly from all; more of them add no information.
 _MOST_SIZES = 16
-# Where a fit on one network starts that nobody has described.
+# The start of a fit on a network that nobody has described.
 _ALPHA, _BANDWIDTH = 5e-6, 25e9
 
 
@@ -53,11 +52,11 @@ class LinkClass:
     """Links that were equal before the fit.
 
     Attributes:
-        links: how many.
-        assumed: their (alpha, bandwidth) before, seconds and bytes per second.
-        alpha, bandwidth: fitted.
-        alpha_seen, bandwidth_seen: whether a measured time depends on it; what none depends on is
-            as it was.
+        links: number of links.
+        assumed: their (alpha, bandwidth) before the fit, in seconds and bytes per second.
+        alpha, bandwidth: the fitted numbers.
+        alpha_seen, bandwidth_seen: whether a measured time depends on them; if none does, they are
+            unchanged.
     """
 
     links: int
@@ -83,8 +82,8 @@ class HeldOut:
     """A measured time that the fit has not seen.
 
     Attributes:
-        collective, nbytes, seconds: as measured.
-        price: seconds by the calibrated network.
+        collective, nbytes, seconds: the measurement.
+        price: seconds on the calibrated network.
     """
 
     collective: str
@@ -94,12 +93,12 @@ class HeldOut:
 
     @property
     def error(self) -> float:
-        """Of the price, relative: 0.02 where it is 2 % too slow."""
+        """The relative error of the price: 0.02 if it is 2 % too slow."""
         return self.price / self.seconds - 1
 
     @property
     def promised(self) -> float:
-        """The largest relative error that is promised at this size."""
+        """The largest relative error promised at this size."""
         return promised(self.nbytes)
 
 
@@ -109,9 +108,9 @@ class Calibration:
 
     Attributes:
         topology: the network with the fitted links.
-        classes: of its links.
+        classes: the classes of its links.
         held_out: the times that were not fitted, by collective and size.
-        fitted: how many times were.
+        fitted: number of times that were fitted.
         torn: rows of the logs that could not be read.
     """
 
@@ -122,10 +121,10 @@ class Calibration:
     torn: int = 0
 
     def on(self, topology: Topology) -> Topology:
-        """Another network of the same kinds of links, as of more hosts, with the fitted ones.
+        """Another network of the same kinds of links, such as more hosts, with fitted links.
 
         Raises:
-            TopologyError: links that were not among those that were fitted.
+            TopologyError: some links were not among those that were fitted.
         """
         checks.instance(topology, Topology, "topology", TopologyError)
         speeds, kind = topology.speeds
@@ -137,8 +136,8 @@ class Calibration:
                     f"links of {1e6 * alpha:g} us and {bandwidth / 1e9:g} GB/s were not in the "
                     "network that was calibrated; give one of the same kinds of links"
                 )
-        # By their speeds before: links that were of one kind on the measured network are so on a
-        # larger.
+        # Classes go by the speeds before the fit: links of one kind on the measured network are of
+        # one kind on a larger network.
         return with_links(topology, kind, np.asarray([known[each] for each in assumed]))
 
     def worst(self, least: float) -> HeldOut | None:
@@ -177,25 +176,25 @@ def calibrate(
         jc.synthesize(measured.topology, "all_reduce", nbytes=64e6)
 
     Args:
-        log: a file that ``jc.io.timings`` reads (output of nccl-tests or MSCCL++, CSV, JSON), the
-            times of one, or several of these, all measured on the same ranks.
-        topology: the network as it is assumed, whose classes of links are fitted; when None, a
-            switch with one link per rank.
-        collective: the kind of collective, if the log does not say it.
-        least: bytes; smaller sizes are left out. NCCL changes protocol and algorithm with the size,
-            and one latency and bandwidth describe only one of them.
+        log: a file for ``jc.io.timings`` (the output of nccl-tests or MSCCL++, CSV, JSON), the
+            times of a file, or several of these, all measured on the same ranks.
+        topology: the assumed network, whose classes of links are fitted; when None, a switch with
+            one link per rank.
+        collective: the collective, if a log does not tell it.
+        least: smaller sizes in bytes are left out. NCCL changes protocol and algorithm with the
+            size, and one latency and bandwidth describe only one of them.
         progress: True for a line in the terminal, or a function called with a
             ``jaxcoll.progress.Progress`` after every schedule that is chosen and every step.
 
     Warns:
-        AssumptionWarning: held-out sizes whose error is above 5 % from 64 MB, or 10 % from 1 MB; no
-            size to hold out; rows that could not be read.
+        AssumptionWarning: the error at a held-out size is above 5 % from 64 MB on, or 10 % from 1
+            MB on; there is no size to hold out; or rows could not be read.
 
     Raises:
-        FormatError: no log, times of other numbers of ranks than the network's, or fewer than two
-            sizes of every collective.
-        TopologyError: no network.
-        OSError: a file cannot be read.
+    FormatError: there is no log, its number of ranks is not the network's, or every collective
+        has fewer than two sizes.
+    TopologyError: the argument is not a network.
+    OSError: a file cannot be read.
     """
     checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
     checks.nonnegative(least, "least", FormatError)
@@ -211,7 +210,8 @@ def calibrate(
         topology = switch(rows[0].ranks, alpha=_ALPHA, bandwidth=_BANDWIDTH)
     held_out = _held_out(points)
     left = groups([point for point in points if point not in held_out])
-    # Evenly: a log of two hundred small sizes would otherwise be fitted to these alone.
+    # Sizes are chosen evenly, because a log with two hundred small sizes would otherwise be fitted
+    # to these alone.
     fitted = [group[at] for group in left for at in spread(len(group), _MOST_SIZES)]
     with reporting(progress, "fitting the links", FormatError) as report:
         tell = Steps(report)
@@ -261,7 +261,7 @@ def _points(rows: Iterable[Timing]) -> list[Timing]:
     for row in rows:
         key = (row.collective, row.nbytes, row.synthesizer or "", row.chunks or 0)
         times.setdefault(key, []).append(row)
-    # The median: a benchmark that something else disturbed is slow, never fast.
+    # The median, since a disturbed benchmark is slow, never fast.
     points = [
         dataclasses.replace(same[0], seconds=float(np.median([row.seconds for row in same])))
         for _, same in sorted(times.items())
@@ -276,7 +276,7 @@ def _points(rows: Iterable[Timing]) -> list[Timing]:
 def _held_out(points: Sequence[Timing]) -> list[Timing]:
     """Every third size from 1 MB, never the smallest or largest that a collective has."""
     held = []
-    # Not the ends: a line through the sizes in between would say nothing of them.
+    # The ends are kept, because a line through the sizes in between would not describe them.
     for group in groups(points):
         large = [point for point in group[1:-1] if point.nbytes >= _LEAST_HELD_OUT]
         held += large[1::3] or large[:1]
@@ -294,7 +294,7 @@ def _told(
     torn: int,
     tell: Steps,
 ) -> Calibration:
-    """The calibration, its warnings given."""
+    """The calibration, after giving its warnings."""
     speeds, seen = found
     assumed, kind = topology.speeds
     network = with_links(topology, kind, speeds)

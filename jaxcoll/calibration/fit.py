@@ -1,12 +1,12 @@
-"""The fit of latencies and bandwidths: prices of schedules under other speeds, and descent.
+"""The fit of latencies and bandwidths: prices of schedules at other speeds, and descent.
 
 The parameters are logarithms of the latency and the inverse bandwidth of each class. They minimize
 the squares of log(price / measured), in units of the error promised at the size: 5 % from 64 MB,
 10 % from 1 MB, 50 % below. First all latencies are scaled by one factor and all bandwidths by
-another, then each class moves for itself, both by Levenberg-Marquardt steps (Nocedal and Wright,
+another, then each class moves separately, both by Levenberg-Marquardt steps (Nocedal and Wright,
 Numerical Optimization, 2nd ed., section 10.3). The price is the largest of many sums and the least
-of several schedules, and has corners: steps that do not help are shortened. A parameter that no
-time depends on, as the latency of links that no schedule uses, stays what it was.
+of several schedules, so it has corners, and steps that do not help are shortened. A parameter on
+which no time depends, such as the latency of unused links, does not change.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.topology import Topology, rebuilt
 
-# Relative errors that are promised, from a size on.
+# Promised relative errors, each from a size on.
 PROMISED = ((64e6, 0.05), (1e6, 0.10), (0.0, 0.50))
-# Sizes of a collective that schedules are made for: the fastest one hardly changes in between.
+# The most sizes of a collective for which schedules are made: the fastest one hardly changes
+# between them.
 _MOST_SCHEDULES = 5
 _TURNS, _SAME = 4, 0.01
-# In units of the promised error per factor e of a parameter: holds one that no time depends on.
+# The cost, in units of the promised error, of a factor e of a parameter. It holds parameters on
+# which no time depends.
 _PRIOR = 1e-3
 _STEPS, _LONGEST, _LEAST_GAIN, _MOST_DAMPING = 30, 1.5, 1e-4, 1e6
 _STEP = 1e-3  # of a logarithm, for derivatives
 _ROUNDING, _SAME_PATH = 1e-9, 1e-7  # of times, relative
-_SEEN = 0.01  # change of some time per change of a parameter from which on it is measured
-# Within what a network can be (``links.warn_of_units``), so that a step of the fit is never taken
-# for a mistake of units.
+_SEEN = 0.01  # change of a time per change of a parameter that counts as measured
+# Limits within those of ``links.warn_of_units``, so that a step of the fit is never reported as a
+# mistake of units.
 _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 0.25
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH, _MOST_IN_FLIGHT = 1.001e6, 1e13, 3.9e9
 
 
 class Steps:
-    """Tells of every step of a fit, with how many there were."""
+    """Reports every step of a fit, with their number."""
 
     def __init__(self, report: Report | None) -> None:
         self.report, self.done = report, 0
@@ -62,7 +64,7 @@ def promised(nbytes: float) -> float:
 
 
 def groups(points: Sequence[Timing]) -> list[list[Timing]]:
-    """Points of one collective and schedule each."""
+    """The points grouped by collective and schedule."""
     groups: dict[tuple, list[Timing]] = {}
     for point in points:
         key = (point.collective, point.synthesizer, point.chunks)
@@ -71,7 +73,7 @@ def groups(points: Sequence[Timing]) -> list[list[Timing]]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """The first and the last of ``count`` places, and others evenly between, ``most`` in all."""
+    """At most ``most`` of ``count`` places: the first, the last, and others evenly between."""
     return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
 
 
@@ -91,16 +93,17 @@ def with_links(topology: Topology, kind: np.ndarray, speeds: np.ndarray) -> Topo
 
 @dataclasses.dataclass(frozen=True)
 class _Prices:
-    """Prices of some schedules of a network under other speeds of its classes of links.
+    """Prices of some schedules of a network at other speeds of its classes of links.
 
     Attributes:
-        topology: whose links the paths of the schedules count.
+        topology: the network to whose links the paths of the schedules refer.
         kind: class of each link.
         points: the measured times.
-        schedules: of each point, those of which the fastest runs.
-        paths: of a schedule, how often paths that were slowest under some speeds have each charge.
-        known: of a schedule and size, the charges (``_charges``) under which all schedules were
-            last compared, and its seconds.
+        schedules: the schedules of each point, of which the fastest runs.
+        paths: for a schedule, the number of times that paths have each charge, for paths that were
+            slowest at some speeds.
+        known: for a schedule and size, the charges (``_charges``) for which all schedules were last
+            compared, and its seconds.
     """
 
     topology: Topology
@@ -111,9 +114,9 @@ class _Prices:
     known: dict[tuple[int, int], tuple[np.ndarray, float]] = dataclasses.field(default_factory=dict)
 
     def network(self, logarithms: np.ndarray) -> tuple[Topology, np.ndarray]:
-        """The network of some parameters, and the number that each link has in it.
+        """The network for some parameters, and the number of each link in it.
 
-        Parallel links of two classes change places where the other becomes the slower one.
+        Parallel links of two classes change places if the other becomes the slower one.
         """
         speeds = _speeds(logarithms)
         order = canonical_order(self.topology.src, self.topology.dst, *speeds[self.kind].T)
@@ -122,7 +125,7 @@ class _Prices:
     def at(
         self, logarithms: np.ndarray, chosen: Sequence[int] | None = None
     ) -> tuple[np.ndarray, list[int]]:
-        """Logarithms of the prices of all points, and which schedule is the fastest of each.
+        """Logarithms of the prices of all points, and the number of each one's fastest schedule.
 
         Args:
             chosen: the schedule of each point, instead of the fastest.
@@ -145,7 +148,8 @@ class _Prices:
             floors = {number: self._floor(tried[number], point, charges) for number in numbers}
             found: list[tuple[float, int]] = []
             for number in sorted(numbers, key=lambda number: (floors[number], number)):
-                # Most schedules are far from the fastest, and stay so while speeds move a little.
+                # Most schedules are far slower than the fastest, and remain so while speeds change
+                # a little.
                 if found and floors[number] > min(found)[0]:
                     break
                 found.append((seconds(tried[number], point.nbytes), number))
@@ -158,7 +162,7 @@ class _Prices:
         return np.asarray(prices), fastest
 
     def _floor(self, schedule: Schedule, point: Timing, charges: np.ndarray) -> float:
-        """Seconds that a schedule takes at least, by its time under other charges; 0 if unknown.
+        """A lower bound on a schedule's seconds, by its time for other charges; 0 if unknown.
 
         A time is the sum of charges along some path: with all of them at least r times as large it
         is at least r times as long.
@@ -167,7 +171,7 @@ class _Prices:
         return 0.0 if before is None else known * float((charges / before).min()) * (1 - _ROUNDING)
 
     def slopes(self, logarithms: np.ndarray, free: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """Derivatives of the logarithms of prices in some directions, (points, directions)."""
+        """Derivatives of logarithms of prices in some directions, of shape (points, directions)."""
         prices, charges = np.exp(self.at(logarithms, chosen)[0]), _charges(logarithms)
         paths: list[np.ndarray | None] = [None] * len(prices)
         while True:
@@ -191,7 +195,7 @@ class _Prices:
     def _path(
         self, schedule: Schedule, nbytes: int, charges: np.ndarray, price: float
     ) -> np.ndarray | None:
-        """How often the slowest path has each charge, by a path found earlier; None if unknown.
+        """The count of each charge on the slowest path, by an earlier path; None if unknown.
 
         A price is the largest sum of charges along a path. As long as a path's sum is the price,
         its charges are the derivatives, at any speed and size: no further simulation is needed.
@@ -204,7 +208,7 @@ class _Prices:
     def _find_paths(
         self, points: list[int], logarithms: np.ndarray, chosen: Sequence[int], prices: np.ndarray
     ) -> None:
-        """Keep the slowest paths of some points, by prices under slightly other speeds."""
+        """Store the slowest paths of some points, by prices at slightly different speeds."""
         part = dataclasses.replace(
             self,
             points=[self.points[i] for i in points],
@@ -217,13 +221,13 @@ class _Prices:
             moved = logarithms.copy()
             moved[k] += _STEP
             grown = _charges(moved)[k] / charges[k] - 1
-            # A speed at the end of its range stays as it is, and no price moves.
+            # A speed at the end of its range does not change, and neither does any price.
             after = np.exp(part.at(moved, first)[0]) if grown else now
             shares[:, k] = (after / now - 1) / grown if grown else 0.0
         for i, share in zip(points, shares, strict=True):
-            # Where no speed can grow, none is the reason.
+            # If no speed can grow, none is the reason.
             share = share if share.sum() > 0 else np.ones(len(share))
-            # Two paths that meet between the two speeds make a sum that is not the price.
+            # If two paths meet between the two speeds, the sum is not the price.
             path = share / share.sum() * prices[i] / _of_size(charges, self.points[i].nbytes)
             self.paths.setdefault(id(self.schedules[i][chosen[i]]), []).append(path)
 
@@ -244,18 +248,18 @@ def _speeds(logarithms: np.ndarray) -> np.ndarray:
 
 
 def _charges(logarithms: np.ndarray) -> np.ndarray:
-    """Seconds per message and per byte of each class, of which every time is a sum."""
+    """Seconds per message and per byte of each class; every time is a sum of these."""
     alpha, bandwidth = _speeds(logarithms).T
     return np.column_stack([alpha, 1 / bandwidth]).ravel()
 
 
 def _of_size(charges: np.ndarray, nbytes: int) -> np.ndarray:
-    """Seconds per message and per buffer of some bytes."""
+    """Seconds per message and per buffer with ``nbytes`` bytes."""
     return charges * np.tile([1.0, nbytes], len(charges) // 2)
 
 
 def _schedules(topology: Topology, points: Sequence[Timing], tell: Steps) -> list[list[Schedule]]:
-    """What may have run at each point: those that ``auto`` chooses at the sizes around it."""
+    """The schedules that may have run at each point: those that ``auto`` chooses near its size."""
     tried: dict[int, list[Schedule]] = {}
     for group in groups(points):
         places = spread(len(group), _MOST_SCHEDULES)
@@ -301,8 +305,8 @@ def fit(
     assumed = np.asarray([(float(alpha), float(bandwidth)) for alpha, bandwidth in speeds])
     start = np.log([(max(a, _LEAST_ALPHA), 1 / b) for a, b in assumed]).ravel()
     together, alone = np.tile(np.eye(2), (len(assumed), 1)), np.eye(len(start))
-    # The fastest schedule depends on the speeds, and these on the schedules that run: the schedules
-    # of the speeds found so far are added, until they make no price less.
+    # The fastest schedule depends on the speeds, and these depend on the schedules that run. So
+    # schedules for the speeds found so far are added until they lower no price.
     prices = _more(_Prices(topology, kind, points, [()] * len(points)), start, tell)
     found = _descend(prices, start, start, together, tell)
     for _ in range(_TURNS):
@@ -317,7 +321,7 @@ def fit(
 
 
 def _more(prices: _Prices, found: np.ndarray, tell: Steps) -> _Prices:
-    """The prices with those schedules besides that ``auto`` chooses under some speeds."""
+    """The prices with the additional schedules that ``auto`` chooses at some speeds."""
     network, place = prices.network(found)
     made = _schedules(network, prices.points, tell)
     own = {id(each): each for tried in made for each in tried}
@@ -326,7 +330,7 @@ def _more(prices: _Prices, found: np.ndarray, tell: Steps) -> _Prices:
     for tried, others in zip(prices.schedules, made, strict=True):
         several = list(tried)
         for each in others:
-            # Speeds that moved a little mostly leave the choice as it was.
+            # Small changes of speeds mostly do not change the choice.
             if back[id(each)] not in several:
                 several.append(back[id(each)])
         schedules.append(several)
@@ -336,7 +340,7 @@ def _more(prices: _Prices, found: np.ndarray, tell: Steps) -> _Prices:
 def _descend(
     prices: _Prices, start: np.ndarray, found: np.ndarray, free: np.ndarray, tell: Steps
 ) -> np.ndarray:
-    """Parameters of less cost, reached from ``found`` in the directions of ``free``."""
+    """Parameters of lower cost, reached from ``found`` in the directions of ``free``."""
     measured = np.log([point.seconds for point in prices.points])
     weight = 1 / np.asarray([promised(point.nbytes) for point in prices.points])
 

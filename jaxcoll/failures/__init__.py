@@ -1,7 +1,8 @@
 """Failures: links, ranks and hosts by number or name, and the network without them.
 
-Networks name their vertices as "host 1 rank 3", "host 1 switch", "rail 2". A name of a vertex is
-that vertex; the words that several begin with, as "host 1", are all of them.
+Networks name their vertices "host 1 rank 3", "host 1 switch", "rail 2" and so on. The name of a
+vertex stands for that vertex; words with which several names begin, such as "host 1", stand for all
+of these vertices.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed
 from jaxcoll.numerics.rational import as_fraction
 
-_MOST_NAMED = 3  # of a kind that a network's name lists; of more it has the number
+_MOST_NAMED = 3  # losses per kind in a network's name, which counts further ones
 
 
 class Wiring(NamedTuple):
-    """What numbers and names refer to: the columns of a network.
+    """The columns of a network, to which numbers and names refer.
 
     Attributes:
         num_ranks, num_vertices: ranks come first.
@@ -44,7 +45,7 @@ class Wiring(NamedTuple):
 
 
 def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
-    """The vertices of a name: one, or all of a host; bool of shape (vertices,).
+    """The vertices with a name, one or all of a host; bool of shape (vertices,).
 
     Raises:
         TopologyError: nothing has the name.
@@ -54,7 +55,7 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
             f"the vertices of this network have no names, so {shown(name)} says nothing; give "
             f"numbers: ranks are 0..{wiring.num_ranks - 1}"
         )
-    # The whole name first: "rank 1" is one vertex, though "rank 1 core 0" begins with it.
+    # The whole name is tried first: "rank 1" is one vertex, though "rank 1 core 0" begins with it.
     found = np.array([known == name for known in wiring.names])
     if not found.any():
         found = np.array([known.startswith(f"{name} ") for known in wiring.names])
@@ -70,10 +71,10 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
 
 
 def chosen_links(wiring: Wiring, links: Iterable) -> np.ndarray:
-    """Which links are meant by numbers, or by pairs (u, v) for all links from u to v; bool.
+    """The links given by numbers, or by pairs (u, v) for all links from u to v; bool (links,).
 
     Raises:
-        TopologyError: a number or pair of which there is no link, or a name that nothing has.
+        TopologyError: a number or pair has no link, or nothing has a name.
     """
     chosen = np.zeros(len(wiring.src), bool)
     for link in checks.members(links, "links", TopologyError):
@@ -97,8 +98,8 @@ def chosen_links(wiring: Wiring, links: Iterable) -> np.ndarray:
 
 
 def with_ranks(links: Iterable, devices: Sequence) -> list:
-    """Links of which some are pairs of devices, as pairs of ranks."""
-    # By identity: any objects may be devices, hashable or not.
+    """Links in which pairs of devices are replaced by pairs of ranks."""
+    # Devices are found by identity, since they may be any objects, hashable or not.
     rank = {id(device): number for number, device in enumerate(devices)}
     return [
         tuple(rank.get(id(end), end) for end in link) if isinstance(link, (tuple, list)) else link
@@ -109,14 +110,14 @@ def with_ranks(links: Iterable, devices: Sequence) -> list:
 def _end(wiring: Wiring, end: object, link: object) -> np.ndarray:
     if isinstance(end, str):
         return named_vertices(wiring, end)
-    # A number beyond the vertices has no link, which the caller says; others are refused here.
+    # A number beyond the vertices has no link, which the caller reports; others are refused here.
     limits = {"error": TopologyError, "least": 0, "most": MAX_VERTICES}
     number = checks.integer(end, f"an end of the link {link!r}", **limits)
     return np.arange(wiring.num_vertices) == number
 
 
 def links_at(wiring: Wiring, name: str) -> np.ndarray:
-    """The links between what has a name and the rest of the network; bool of shape (links,)."""
+    """The links between the vertices with a name and all others; bool of shape (links,)."""
     inside = named_vertices(wiring, name)
     return inside[wiring.src] != inside[wiring.dst]
 
@@ -124,10 +125,10 @@ def links_at(wiring: Wiring, name: str) -> np.ndarray:
 def lost_vertices(wiring: Wiring, ranks: Iterable, switches: Iterable) -> np.ndarray:
     """The vertices that are gone, bool of shape (vertices,).
 
-    The name of a host among ranks takes the host's switches too.
+    The name of a host among ranks includes the host's switches.
 
     Raises:
-        TopologyError: a rank or switch that does not exist, or one given as the other.
+        TopologyError: a rank or switch does not exist, or one is given as the other.
     """
     n, lost = wiring.num_ranks, np.zeros(wiring.num_vertices, bool)
     for rank in checks.members(ranks, "ranks", TopologyError):
@@ -157,13 +158,13 @@ def lost_vertices(wiring: Wiring, ranks: Iterable, switches: Iterable) -> np.nda
 
 
 def gone_links(wiring: Wiring, links: Iterable, lost: np.ndarray) -> np.ndarray:
-    """The links that are gone: some by themselves, others with a vertex; bool of shape (links,).
+    """The links that are gone, alone or with a vertex; bool of shape (links,).
 
     Raises:
-        TopologyError: a link that does not exist, or one of a rank or switch that is lost anyway.
+        TopologyError: a link does not exist, or belongs to a rank or switch that is lost anyway.
     """
     chosen, with_lost = chosen_links(wiring, links), lost[wiring.src] | lost[wiring.dst]
-    # Refused: it is lost anyway, and whoever names it as well has likely mistaken a number.
+    # Refused, because the link is lost anyway, and naming it again is probably a typo.
     twice = np.flatnonzero(chosen & with_lost)
     if twice.size:
         u, v = int(wiring.src[twice[0]]), int(wiring.dst[twice[0]])
@@ -196,11 +197,11 @@ def scaled_speeds(
 def placement_left(
     placement: Placement | None, lost: np.ndarray, src: np.ndarray, dst: np.ndarray
 ) -> Placement | None:
-    """The grid of the survivors, where they fill one whose neighbours all have their links.
+    """The grid of the survivors, if they fill one in which all neighbours have their links.
 
-    Without a whole row of a torus what is left is a grid that is open there; so is one whose every
-    link around is gone. Where a link is missing in the middle there is no grid any more: schedules
-    for grids use all of its links.
+    A torus without a whole row is a grid that is open there, and so is one without all the links
+    that close a dimension. If a link is missing in the middle there is no grid any more, because
+    schedules for grids use all of its links.
 
     Args:
         lost: whether each rank is gone.
@@ -209,15 +210,15 @@ def placement_left(
     if placement is None:
         return None
     grid, at = placement.grid, np.asarray(placement.ranks).reshape(placement.grid.shape)
-    # First the box: along every dimension the coordinates that some survivor has must follow each
-    # other, and no place of their product may be lost.
+    # First the box: along every dimension the coordinates of survivors must be consecutive, and no
+    # place of their product may be lost.
     kept = ~lost[at]
     lines = []
     for d, (side, closed) in enumerate(zip(grid.shape, grid.wrap, strict=True)):
         other = tuple(k for k in range(len(grid.shape)) if k != d)
         used = np.flatnonzero(kept.any(axis=other))
-        if closed and 0 < len(used) < side:  # a part may run over the seam
-            # Rotated so that the longest gap lies at the ends: survivors then are one run.
+        if closed and 0 < len(used) < side:  # a part may cross the seam
+            # Rotated so that the longest gap is at the ends, and survivors are one run.
             gaps = np.diff(np.append(used, used[0] + side))
             used = np.roll(used, -int(gaps.argmax()) - 1)
         if not len(used) or ((np.diff(used) % side) != 1).any():
@@ -226,8 +227,8 @@ def placement_left(
     box = at[np.ix_(*lines)]
     if lost[box].any():
         return None
-    # Then the links: along a dimension all those inside must be left. Those that close it must all
-    # be left, or all be gone.
+    # Then the links: along a dimension all inner links must be left. Those that close it must all
+    # be left or all be gone.
     joined = {*zip(src.tolist(), dst.tolist(), strict=True)}
     wrap = []
     for d, side in enumerate(box.shape):
@@ -256,10 +257,10 @@ class Losses:
     """The losses of a network, in the numbers of the whole network.
 
     Attributes:
-        ranks, switches: that are gone.
-        links: ends of the links that are down between vertices that are left, one per link.
-        slowed: by which factor the bandwidth of links changed, by their ends.
-        labels: of each vertex of the whole network.
+        ranks, switches: the ranks and switches that are gone.
+        links: ends of the links that are down between remaining vertices, one entry per link.
+        slowed: factor by which the bandwidth of links changed, by their ends.
+        labels: label of each vertex of the whole network.
     """
 
     ranks: tuple[int, ...]
@@ -272,7 +273,7 @@ class Losses:
         return bool(self.ranks or self.switches or self.links or self.slowed)
 
     def name_after(self, whole: str) -> str:
-        """The name of a network that is left of one with a name."""
+        """The name of the remaining network, from the name of the whole one."""
         words = str(self)
         if not (whole and words):
             return whole
@@ -305,7 +306,7 @@ class Losses:
         return [label if label != str(v) else f"{kind} {v}" for v, label in labels]
 
     def _wires(self, links: Iterable[tuple[int, int]]) -> list[str]:
-        """Both ways as one, "0-1", one way as "0->1"."""
+        """Names of links: "0-1" for both directions, "0->1" for one."""
         given = dict.fromkeys(links)
         labels, found = self.labels, []
         for u, v in given:
@@ -337,12 +338,12 @@ def losses(
     left_speeds: Sequence[Fraction],
     origin: Sequence[int],
 ) -> Losses:
-    """The losses of a network, beside the whole one that it is left of.
+    """The losses of a remaining network, compared with the whole one.
 
     Args:
-        whole, left: their columns.
+        whole, left: columns of the whole and of the remaining network.
         whole_speeds, left_speeds: exact bandwidth of each link.
-        origin: the number in the whole network of each vertex that is left.
+        origin: the number in the whole network of each remaining vertex.
     """
     at = np.asarray(origin, np.int64)
     stays = np.zeros(whole.num_vertices, bool)
@@ -354,8 +355,8 @@ def losses(
     for ends, speeds in before.items():
         if not (stays[ends[0]] and stays[ends[1]]):
             continue
-        # Of parallel links only their number and their speeds tell which are gone: with fewer links
-        # than before, the rest counts as unchanged.
+        # Only the number and the speeds of parallel links tell which are gone. If there are fewer
+        # links than before, the rest counts as unchanged.
         now = after.get(ends, [])
         down += [ends] * (len(speeds) - len(now))
         if len(now) == len(speeds) and now != speeds:

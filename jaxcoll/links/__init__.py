@@ -1,9 +1,9 @@
 """Columns of directed links: conversion, checks, canonical order.
 
-Links are sorted by source, destination, alpha and bandwidth, so that networks given in any order of
-links are equal column by column. Bandwidths are floats, and beside them exact rationals where a
-float cannot hold one. ``Links`` has the facts that follow from the columns. Last come the arguments
-that families of networks share, checked before anything is built.
+Links are sorted by source, destination, alpha and bandwidth, so that networks are equal column by
+column regardless of the given order. Bandwidths are floats, with additional exact rationals if a
+float cannot hold one. ``Links`` has the facts that follow from the columns. At the end are checks
+of the arguments that families of networks share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import hops_to
 from jaxcoll.numerics.rational import as_fraction, fits_float
 
-# Vertices of the largest network: some columns have a number for each, whatever joins them.
+# The most vertices of a network: some columns have a number for each, regardless of links.
 MAX_VERTICES = 2**22
 
 
@@ -75,7 +75,7 @@ def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
         known = {value: as_fraction(value) for value in given}
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{what}: {error}") from None
-    # Most networks fit floats, whose columns then are all there is: comparing and hashing a million
+    # Most networks fit floats and then have only these columns: comparing and hashing a million
     # rationals takes seconds.
     if all(fits_float(exact) for exact in set(known.values())):
         return None
@@ -83,14 +83,14 @@ def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
 
 
 def fractions_of(column: np.ndarray) -> tuple[Fraction, ...]:
-    """The rational each float of a column denotes."""
+    """The rational that each float of a column denotes."""
     distinct, position = np.unique(column, return_inverse=True)
     exact = [as_fraction(value) for value in distinct]
     return tuple(exact[i] for i in position)
 
 
 def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
-    """Refuse unequal columns and links that no network has, naming the first bad one."""
+    """Refuse columns of unequal length and impossible links; the error names the first bad one."""
     lengths = {len(src), len(dst), len(alpha), len(bandwidth)}
     if len(lengths) != 1:
         raise TopologyError(
@@ -98,7 +98,7 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
             f"{len(src)}, {len(dst)}, {len(alpha)}, {len(bandwidth)}"
         )
 
-    # One test of a column at a time, and the first bad link of the first that fails.
+    # Tests run one at a time; the first that fails reports its first bad link.
     def refuse(bad: np.ndarray, text: str) -> None:
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
@@ -128,8 +128,8 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
 
 
 def canonical_order(src, dst, alpha, bandwidth, exact=None) -> np.ndarray:
-    """The order of links by src, dst, alpha, bandwidth, equal links in the order given."""
-    # By exact values where there are some: two rationals may be one float.
+    """The stable order of links by src, dst, alpha, bandwidth."""
+    # Exact values decide if there are any, since two rationals may be one float.
     speed = bandwidth
     if exact is not None:
         rank_of = {value: i for i, value in enumerate(sorted(set(exact)))}
@@ -178,11 +178,11 @@ def automorphisms(
     """Vertex permutations, each checked to be a symmetry of the network.
 
     Args:
-        generators: for each the image of every vertex.
+        generators: the image of every vertex, for each permutation.
         links: src, dst, alpha, bandwidth and the exact bandwidths or None, in canonical order.
 
     Raises:
-        TopologyError: not a permutation of the vertices that keeps ranks and links.
+        TopologyError: a generator is not a permutation of the vertices that keeps ranks and links.
     """
     images, (src, dst, alpha, bandwidth, exact) = [], links
     for g, given in enumerate(checks.members(generators, "generators", TopologyError)):
@@ -193,7 +193,7 @@ def automorphisms(
             raise TopologyError("a generator must be a permutation of the vertices")
         if (column[:num_ranks] >= num_ranks).any():
             raise TopologyError("a generator must take ranks to ranks and switches to switches")
-        # The moved links, put in canonical order, must be the same columns.
+        # The moved links in canonical order must be the same columns.
         moved = (column[src], column[dst], alpha, bandwidth)
         order = canonical_order(*moved, exact)
         same = all(
@@ -265,8 +265,8 @@ class Links:
 
     @functools.cached_property
     def has_parallel_links(self) -> bool:
-        """Whether some two vertices are joined by more than one link in one direction."""
-        # int64: the product of two numbers of vertices may be larger than int32 holds.
+        """Whether more than one link leads from some vertex to another."""
+        # int64, since the product of two vertex counts may exceed int32.
         pairs = self.src.astype(np.int64) * self.num_vertices + self.dst
         return len(np.unique(pairs)) < self.num_links
 
@@ -282,22 +282,22 @@ class Links:
 
     @functools.cached_property
     def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
-        """The distinct (alpha, bandwidth), and which of them each link has, int64 (links,)."""
+        """The distinct (alpha, bandwidth), and the index of each link's, int64 (links,)."""
         return distinct_speeds(self.alpha, self.bandwidth, self._exact_bandwidth)
 
     @functools.cached_property
     def out_links(self) -> tuple[np.ndarray, np.ndarray]:
-        """Outgoing links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        """Outgoing links as (ptr, link): vertex v has ``link[ptr[v]:ptr[v + 1]]``."""
         return group_by(self.src, self.num_vertices)
 
     @functools.cached_property
     def in_links(self) -> tuple[np.ndarray, np.ndarray]:
-        """Incoming links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        """Incoming links as (ptr, link): vertex v has ``link[ptr[v]:ptr[v + 1]]``."""
         return group_by(self.dst, self.num_vertices)
 
     @functools.cached_property
     def hops_to_rank(self) -> np.ndarray:
-        """Fewest links between each vertex and a rank, whichever way they point; -1 if none."""
+        """Fewest links between each vertex and a rank, in any direction; -1 if none."""
         return hops_to(np.arange(self.num_ranks), self.num_vertices, self.src, self.dst)
 
     def out_bandwidth(self) -> np.ndarray:
@@ -309,7 +309,7 @@ class Links:
         return np.bincount(self.dst, weights=self.bandwidth, minlength=self.num_vertices)
 
     def link_name(self, link: int) -> str:
-        """A link as users read it: ``3->5``, or with names of its vertices."""
+        """The name of a link for users: ``3->5``, or with names of its vertices."""
         ends = (int(self.src[link]), int(self.dst[link]))
         if self.vertex_names:
             return "->".join(self.vertex_names[v] for v in ends)
@@ -322,19 +322,20 @@ class Links:
         return links_digest(self.num_ranks, self.num_vertices, columns, self._exact_bandwidth)
 
     def has_links_of(self, other: Links) -> bool:
-        """Whether schedules of one are schedules of the other, whatever else switches do."""
+        """Whether both have the same schedules, regardless of abilities of switches."""
         checks.instance(other, Links, "other", TopologyError)
         return self.links_digest == other.links_digest
 
 
-# Bytes in flight on one link: 4 GB are 0.3 s at 100 Gbit/s, and 0.3 s is around the Earth and back.
+# Limits of plausible links. Bytes in flight: 4 GB are 0.3 s at 100 Gbit/s, and 0.3 s is the time
+# around the Earth and back.
 _MOST_IN_FLIGHT, _LONGEST, _SLOWEST = 4e9, 0.3, 1e6
 
 
 def warn_of_units(alpha: np.ndarray, bandwidth: np.ndarray) -> None:
-    """Warn of links that no network has: microseconds or gigabytes were given instead of SI units.
+    """Warn of implausible links, for which microseconds or gigabytes may have been given.
 
-    Networks of unit links (bandwidth 1), or of whole seconds of latency, are meant as they are.
+    Networks with unit links (bandwidth 1), or with whole seconds of latency, are accepted.
     """
     is_slow, in_units = bandwidth < _SLOWEST, (bandwidth == 1) | (alpha == 0) | (alpha >= 1)
     with np.errstate(over="ignore"):
@@ -351,10 +352,10 @@ def warn_of_units(alpha: np.ndarray, bandwidth: np.ndarray) -> None:
         )
 
 
-# These cut the links of a network that was looked at when it was made.
+# Packages that derive networks from one that was checked when it was made.
 _DERIVING = frozenset(("jaxcoll.synth", "jaxcoll.bounds"))
 
-# Links of the largest network that is built: 4,096 ranks, fully connected.
+# The most links of a network that is built: 4,096 ranks, fully connected.
 MAX_LINKS = 2**24
 
 
@@ -364,10 +365,10 @@ def count(value, what: str, *, least: int = 1) -> int:
 
 
 def check_size(name: str, vertices: int, links: int) -> None:
-    """Refuse a network that is too large to build, before it is.
+    """Refuse a network that is too large, before it is built.
 
     Raises:
-        TopologyError: more than ``MAX_VERTICES`` vertices or ``MAX_LINKS`` links.
+        TopologyError: there are more than ``MAX_VERTICES`` vertices or ``MAX_LINKS`` links.
     """
     if vertices > MAX_VERTICES or links > MAX_LINKS:
         raise TopologyError(
@@ -377,7 +378,7 @@ def check_size(name: str, vertices: int, links: int) -> None:
 
 
 def latency(alpha, what: str = "alpha") -> float:
-    """Seconds a link; a ``Fraction`` stays one."""
+    """The latency of a link in seconds; a ``Fraction`` stays one."""
     return checks.nonnegative(alpha, what, TopologyError)  # type: ignore[return-value]
 
 
@@ -387,7 +388,7 @@ def speed(bandwidth, what: str = "bandwidth") -> float:
 
 
 def latencies(alpha, dimensions: int) -> tuple[float, ...]:
-    """Seconds a link in each dimension, given for all or one by one."""
+    """The latency of the links in each dimension, given once for all or one by one."""
     return tuple(map(latency, per_dimension(alpha, dimensions, "alpha")))
 
 

@@ -1,4 +1,4 @@
-"""What switches do besides forwarding: multicast, and in-network reduction.
+"""The abilities of switches besides forwarding: multicast and in-network reduction.
 
 A switch that *copies* (multicast) sends what it has received over any number of its links; one that
 *adds* (in-network reduction) sends the sum of the data that it has received. NVSwitches do both for
@@ -6,8 +6,8 @@ GPUs of compute capability 9.0 and newer (NVLink SHARP, NVLS: NVIDIA's documenta
 ``NCCL_NVLS_ENABLE``); InfiniBand switches do where SHARP is licensed and running (Graham et al.,
 "Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016; ``NCCL_COLLNET_ENABLE``).
 
-Backwards in time, and with every link reversed, a sum of copies is a copy of sums: who adds copies,
-and who copies adds.
+Backwards in time, with every link reversed, copies become sums and sums become copies: a switch
+that adds then copies, and one that copies then adds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["InNetwork"]
 
 @dataclasses.dataclass(frozen=True)
 class InNetwork:
-    """The switches of a network that copy, and those that add; false where none does either.
+    """The switches of a network that copy, and those that add; false if there are none.
 
     Attributes:
-        copying: vertices of the switches that copy, each once, rising.
-        adding: likewise of those that add.
+        copying: vertices of the switches that copy, each once, ascending.
+        adding: vertices of the switches that add, each once, ascending.
 
     Raises:
-        TopologyError: not numbers of vertices.
+        TopologyError: the fields are not vertex numbers.
     """
 
     copying: tuple[int, ...] = ()
@@ -59,15 +59,15 @@ class InNetwork:
 
     @property
     def either(self) -> tuple[int, ...]:
-        """The switches that copy or add, rising."""
+        """The switches that copy or add, ascending."""
         return tuple(sorted({*self.copying, *self.adding}))
 
     def transpose(self) -> InNetwork:
-        """Of the same switches on the network with every link reversed, backwards in time."""
+        """The abilities on the network with every link reversed, backwards in time."""
         return InNetwork(self.adding, self.copying)
 
     def moved(self, image: Sequence[int] | np.ndarray) -> InNetwork:
-        """The same of a network in which vertex v is called ``image[v]``, gone where below 0."""
+        """The same switches with vertex v renamed ``image[v]``, removed if that is below 0."""
         return InNetwork(
             *(
                 tuple(int(image[v]) for v in each if image[v] >= 0)
@@ -76,7 +76,7 @@ class InNetwork:
         )
 
     def joined(self, others: Iterable[InNetwork]) -> InNetwork:
-        """The switches of this and of the others, all of one numbering."""
+        """The switches of this and of the others, with a common numbering."""
         every = [self, *others]
         return InNetwork(
             tuple(v for each in every for v in each.copying),
@@ -84,14 +84,14 @@ class InNetwork:
         )
 
     def kept_by(self, generators: Iterable[Sequence[int]]) -> tuple[bool, ...]:
-        """Of each permutation of the vertices, whether it takes switches to their like."""
+        """Whether each permutation of the vertices maps switches to equally able ones."""
         return tuple(self.moved(generator) == self for generator in generators)
 
     def check(self, num_ranks: int, num_vertices: int) -> None:
         """Refuse vertices that are ranks, or do not exist.
 
         Raises:
-            TopologyError: naming the first of them.
+            TopologyError: there are such vertices; the text names the first.
         """
         behind = range(num_ranks, num_vertices)
         for name in ("copying", "adding"):
@@ -109,10 +109,10 @@ NOTHING = InNetwork()
 def chosen(
     given: object, names: Sequence[str], num_ranks: int, num_vertices: int
 ) -> tuple[int, ...]:
-    """The switches that are meant: True for all, or numbers and names of some.
+    """The switches that an argument stands for: True for all, or numbers and names of some.
 
     Raises:
-        TopologyError: neither, or a name that no switch has.
+        TopologyError: the argument is neither, or no switch has a name.
     """
     if isinstance(given, bool | np.bool_):
         return tuple(range(num_ranks, num_vertices)) if given else ()

@@ -1,7 +1,7 @@
-"""Numbers and arguments, below everything else.
+"""Numbers and arguments: the lowest layer of the package.
 
-``rational`` and ``connectivity`` are exact; ``compiled`` decorates kernels, and runs them as Python
-on small problems; ``heap`` is the one binary heap of compiled kernels, ``list_schedule`` schedules
-tasks that overlap; ``program`` holds linear and integer programs, and alone names their solver;
-``checks`` validates arguments; ``ragged`` holds rows of unequal lengths.
+``rational`` and ``connectivity`` are exact. ``compiled`` decorates kernels, and runs them as Python
+on small problems. ``heap`` is the binary heap of all compiled kernels, and ``list_schedule``
+schedules tasks that overlap. ``program`` has linear and integer programs, and is the only file that
+names their solver. ``checks`` validates arguments; ``ragged`` has rows of unequal lengths.
 """

@@ -3,9 +3,9 @@
     python -m jaxcoll.numerics.build_machine_code           beside this module
     python -m jaxcoll.numerics.build_machine_code FOLDER    elsewhere
 
-Numba's compiler ahead of time (``numba.pycc``) makes an extension module that needs no Numba. It is
-told the types of all arguments, from ``signatures.txt``; a line is added there for a kernel that
-many first answers call (``scripts/bench cold --unlisted`` lists those without one).
+Numba's ahead-of-time compiler (``numba.pycc``) makes an extension module that does not need Numba.
+It gets the types of all arguments from ``signatures.txt``; add a line there for a kernel that many
+first answers call (``scripts/bench cold --unlisted`` lists those without one).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxcoll.numerics import compiled, machine_code
 
-# Machines that run JAX have these instructions: bits of a word are counted by one, as TACOS does.
+# Machines that run JAX have these instructions, one of which counts the bits of a word for TACOS.
 _PROCESSORS = {"x86_64": "x86-64-v2", "AMD64": "x86-64-v2"}
 
 
@@ -31,8 +31,8 @@ def build(folder: Path) -> Path:
 
     Raises:
         TypeError: a kernel returns a named tuple, which only other kernels can take.
-        Exception: of Numba, where a signature of the list is not that of its kernel; of setuptools,
-            where no C compiler is found.
+        Exception: of Numba, if a listed signature does not fit its kernel; of setuptools, if there
+            is no C compiler.
     """
     compiled.numba()  # with its arrays made as for kernels that are compiled when they run
     from numba.pycc.cc import CC
@@ -49,18 +49,18 @@ def build(folder: Path) -> Path:
             try:
                 types = tuple(numba_types(iter(signature.split())))
             except ValueError as changed:
-                # One signature that is out of date costs its own kernel a wait, and no other.
+                # An outdated signature delays its own kernel only.
                 print(f"{name} is left out: {changed}", file=sys.stderr)
                 continue
             symbol = machine_code.symbol(name, kernel.source_hash, signature)
             library.export(symbol, types)(kernel.__wrapped__)
-    # The compiler ahead of time takes no options per function: they are put into its flags.
+    # The ahead-of-time compiler has no options per function, so they are put into its flags.
     compile_one = ahead.compile_extra
 
     def compile_as_declared(
         typing: Any, target: Any, function: Any, args: Any, returns: Any, flags: Any, **others: Any
     ):
-        """``compile_extra``, which is told nothing of the options of each function."""
+        """``compile_extra`` with the options of each function."""
         flags.release_gil = bool(kernels[function].options.get("nogil"))
         done = compile_one(typing, target, function, args, returns, flags, **others)
         compiled.check_result(function.__name__, done.signature.return_type)
@@ -68,7 +68,7 @@ def build(folder: Path) -> Path:
 
     ahead.compile_extra = compile_as_declared
     try:
-        # Other processes that start meanwhile find no half of a library.
+        # Other processes that start meanwhile must not find an incomplete library.
         with tempfile.TemporaryDirectory(dir=folder) as library.output_dir:
             library.compile()
             made = folder / library.output_file
@@ -83,10 +83,10 @@ def _kernel(name: str) -> compiled.Kernel:
 
 
 def numba_types(tokens: Iterator[str]) -> Iterator[Any]:
-    """Numba's types of the words of a signature, up to a closing parenthesis.
+    """Numba's types for the words of a signature, up to a closing parenthesis.
 
     Raises:
-        ValueError: a named tuple has other fields by now.
+        ValueError: a named tuple has other fields now.
     """
     nb = compiled.numba()
     from numba.np.numpy_support import from_dtype

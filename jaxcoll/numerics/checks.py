@@ -20,7 +20,8 @@ from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 
-# Of a range, which is a few bytes however long, and would be written out: half a gigabyte.
+# The most items of a range, which has few bytes at any length but would be written out: half a
+# gigabyte.
 _MOST_ITEMS = 2**26
 # Digits are limited, since a number of a million of them takes minutes to read.
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
@@ -31,22 +32,22 @@ _UNITS = {
 }
 _INT64 = np.iinfo(np.int64).max
 
-# Bytes, bytes per second and seconds are at most so large and, above 0, at least so small: products
-# and quotients of two or three of them are floats then, and no network or buffer is beyond.
+# Limits of bytes, bytes per second and seconds above 0. Products and quotients of two or three of
+# them are then floats, and no network or buffer is beyond these limits.
 LEAST, MOST = 1e-100, 1e100
 
 
 def optional(value, check: Callable, *args, **limits):
-    """None, or what ``check(value, *args, **limits)`` returns."""
+    """None, or the result of ``check(value, *args, **limits)``."""
     return None if value is None else check(value, *args, **limits)
 
 
 def integer(
     value, what: str, error: Error, *, least: int | None = None, most: int | None = None
 ) -> int:
-    """An integer between two limits; integers of NumPy are integers, booleans are not."""
+    """An integer between two limits; NumPy's integers are allowed, booleans are not."""
     try:
-        # To Python True is 1; as a number of ranks it is a mistake.
+        # True equals 1 in Python, but as a number of ranks it is a mistake.
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         number = operator.index(value)
@@ -91,7 +92,7 @@ def rank_permutation(values, count: int, what: str, error: Error) -> np.ndarray:
 
 
 def sequence(values, what: str, error: Error) -> Sequence | np.ndarray:
-    """A list, tuple, range, array or other finite sequence; a string is none."""
+    """A list, tuple, range, array or other finite sequence, but not a string."""
     if isinstance(values, np.ndarray) and values.ndim:
         return values
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
@@ -100,19 +101,19 @@ def sequence(values, what: str, error: Error) -> Sequence | np.ndarray:
 
 
 def bounded(values, what: str, error: Error):
-    """Values themselves, unless they are a range of which a list would fill the memory."""
+    """The values, unless they are a range whose list would fill the memory."""
     if isinstance(values, range) and len(values) > _MOST_ITEMS:
         raise error(f"{what} may have at most {_MOST_ITEMS} items, got {values}")
     return values
 
 
 def members(values, what: str, error: Error) -> tuple:
-    """The items of a sequence, a set or an iterator, as a tuple; a string is none."""
+    """The items of a sequence, a set or an iterator, but not of a string, as a tuple."""
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
         raise error(f"{what} must be a sequence, got {shown(values)}")
     try:
         return tuple(bounded(values, what, error))
-    except TypeError:  # an array of no dimension
+    except TypeError:  # an array without dimensions
         raise error(f"{what} must be a sequence, got {shown(values)}") from None
 
 
@@ -126,7 +127,7 @@ def column(values, dtype: type, what: str, error: Error) -> np.ndarray:
         raise error(f"{what} must be one column of integers: {wrong}") from None
     if given.ndim != 1:
         raise error(f"{what} must be one column of integers, got shape {given.shape}")
-    # Compared after the cast, which rounds and wraps in silence.
+    # Compared after the cast, because it rounds and wraps silently.
     if given.dtype != found.dtype and not np.array_equal(given, found):
         bad = given[np.flatnonzero(given != found)[0]]
         raise error(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
@@ -139,7 +140,7 @@ def flags(values, what: str, error: Error) -> np.ndarray:
         given = np.asarray(bounded(values, what, error))
     except ValueError:
         given = np.zeros((), object)
-    # 0 and 1 will do, as columns of files have them.
+    # 0 and 1 are accepted, since columns of files have them.
     is_known = given.dtype.kind == "b" or not given.size
     if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
         raise error(f"{what} must hold True and False, got {shown(values)}")
@@ -171,8 +172,8 @@ def rational(value, what: str, error: Error) -> Fraction:
 
 
 def positive(value, what: str, error: Error) -> Number:
-    """A finite number above 0, of which a float is neither 0 nor infinite."""
-    # A Fraction may be above 0 and still a float of 0, with which others divide.
+    """A finite number above 0 whose float is neither 0 nor infinite."""
+    # The float of a Fraction above 0 may be 0, by which callers would divide.
     exact = _as_rational(value)
     if exact is None or exact <= 0 or float(exact) == 0:
         raise error(f"{what} must be a finite number above 0, got {shown(value)}")
@@ -220,7 +221,8 @@ def _as_rational(value) -> Fraction | None:
 
 
 def _plain(value, exact: Fraction) -> Number:
-    # A plain number of the same kind, without NumPy's types: files and certificates hold it.
+    # A plain number of the same kind, without NumPy's types, because files and certificates store
+    # it.
     if isinstance(value, (int, np.integer)):
         return int(value)
     return float(value) if isinstance(value, (float, np.floating)) else exact
@@ -235,7 +237,7 @@ def choice(value, options: Iterable[str], what: str, error: Error) -> str:
 
 
 def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
-    """An object of one of some classes, itself."""
+    """The object, if it is of one of the classes."""
     if not isinstance(value, kinds):
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         expected = " or a ".join(names)
@@ -244,7 +246,7 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
 
 
 def memory(value, what: str, error: Error) -> Number:
-    """A number of bytes above 0, or its text with a unit: 16e9, "16GB" and "16 GB" are the same."""
+    """A number of bytes above 0, or a text with a unit: 16e9, "16GB" and "16 GB" are equal."""
     if not isinstance(value, str):
         return positive(value, what, error)
     match = _SIZE.fullmatch(value)
@@ -265,7 +267,7 @@ def names(value, what: str, error: Error) -> tuple[str, ...]:
 
 
 def function(value, what: str, error: Error):
-    """A function, itself."""
+    """The function, if it is callable."""
     if not callable(value):
         raise error(f"{what} must be a function, got {shown(value)}")
     return value
@@ -294,7 +296,7 @@ def flag_fields(frozen, error: Error, *names: str) -> None:
 
 
 def column_fields(frozen, what: str, error: Error, **dtypes: type) -> None:
-    """Check fields as columns of integers, and keep them as columns that nobody can write to."""
+    """Check fields as columns of integers, and store them as read-only columns."""
     for name, dtype in dtypes.items():
         found = column(getattr(frozen, name), dtype, f"{name} of {what}", error)
         found.setflags(write=False)

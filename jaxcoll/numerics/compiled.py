@@ -1,23 +1,25 @@
 """Kernels: functions of arrays that run as Python at first and are compiled once that pays.
 
-Numba takes half a second to compile a median kernel and several for a large one, nearly all of it
-in its own front end, and a first answer uses fifty kernels: half a minute of silence, for work that
-as Python takes a twentieth of a second on eight ranks. So every kernel is treated as a skier who
-does not know how long the season will be: it runs as Python until that has taken as long as
-compiling it would, and is compiled then. Nothing takes more than twice the time of the better
-choice, small problems never even import Numba, and the results are identical.
+Numba takes half a second to compile a median kernel and several seconds for a large one, nearly all
+of it in its own front end, and a first answer uses fifty kernels. That would be half a minute of
+silence, for work that takes a twentieth of a second as Python on eight ranks. So every kernel is
+treated like a skier who does not know how long the season will be: it runs as Python until that has
+taken as long as compiling would, and is then compiled. Nothing takes more than twice the time of
+the better choice, small problems never even import Numba, and the results are identical.
 
     the rate of a kernel: seconds of Python per element of its arguments, from its own calls
     a call runs as Python   if   spent so far + rate x elements <= what compiling takes
 
-What compiling takes is told by the kernel's bytecode and that of the kernels it calls: from 0.1 s
-to 9 (TACOS's matching by events). Time is CPU time, so that a busy machine compiles no earlier.
-Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms; where the package
-was installed with machine code of it (``machine_code.py``), it runs at once. A call within
-``interpreted()`` always runs as Python, and within ``without_numba()`` unless there is such code.
+The time of compiling is estimated from the kernel's bytecode and that of the kernels it calls: from
+0.1 s to 9 s (TACOS's matching by events). Time is CPU time, so that a busy machine does not compile
+earlier. If the cache on disk has the kernel, "compiling" means loading it, about 20 ms; if the
+package was installed with machine code of it (``machine_code.py``), it runs at once. A call within
+``interpreted()`` always runs as Python, and so does one within ``without_numba()`` unless there is
+such code.
 
-A compiled kernel sees no signals; Python handles them before and after it. Kernels that may run for
-longer than about a second therefore do a part of their work per call, and their state is in arrays.
+A compiled kernel does not see signals; Python handles them before and after it. Kernels that may
+run for longer than about a second therefore do a part of their work per call, with their state in
+arrays.
 """
 
 from __future__ import annotations
@@ -40,26 +42,27 @@ from jaxcoll.numerics import machine_code
 
 log = logging.getLogger(__name__)
 
-# Sends up to which kernels are faster as Python: all synthesizers together take under a second.
+# Up to this number of sends kernels are faster as Python: all synthesizers together take under a
+# second.
 FEW_SENDS = 2048
 
-# Set in the environment, it has every kernel compiled at its first call: for benchmarks of work
-# that is done a thousand times, and for programs in which no call may be slower than the others.
+# This variable of the environment has every kernel compiled at its first call, for benchmarks of
+# work that is done a thousand times, and for programs in which no call may be slower than others.
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
-# The seconds that a kernel waits, of CPU (Numba 0.68, 2026): importing Numba takes 0.45, loading a
-# kernel from the cache 0.02; compiling takes 0.1 and 0.3 to 1.5 ms per instruction, measured on
-# twelve kernels of 100 to 5,700 instructions with those that they call. An assignment of one array
-# to another takes two seconds more, for the text of its error: kernels copy element by element.
+# CPU seconds that a kernel waits (Numba 0.68, 2026): importing Numba takes 0.45, loading a kernel
+# from the cache 0.02; compiling takes 0.1 plus 0.3 to 1.5 ms per instruction, measured on twelve
+# kernels of 100 to 5,700 instructions with those that they call. An assignment of one array to
+# another takes two seconds more, for the text of its error, so kernels copy element by element.
 _IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.1e-3
-# The season is longer than a process: from this many seconds on they are kept beside Numba's cache,
-# so that a kernel used for half a second in every process is compiled in the second or third.
+# The season is longer than a process: from _NOTED on, seconds are stored beside Numba's cache, so
+# that a kernel used for half a second in every process is compiled in the second or third.
 _NOTED, _SECONDS = 0.05, ".seconds"
-# Seconds of Python per element of the arguments, before a kernel's first call is timed: measured
-# over the tests of the synthesizers, 47 of 50 kernels are below. Those whose work grows faster than
-# their arguments say so (``superlinear``); for these it is the factor of the square.
+# Assumed seconds of Python per element of the arguments, before a kernel's first call is timed: in
+# the tests of the synthesizers, 47 of 50 kernels were below. Kernels whose work grows faster than
+# their arguments are marked (``superlinear``); for these it is the factor of the square.
 _RATE, _SQUARE_RATE = 30e-6, 1e-6
-# With fewer elements a call takes what it takes to call, which says nothing of a rate.
+# With fewer elements a call takes just the time of calling, which does not show a rate.
 _FEW_ELEMENTS = 64
 
 _is_interpreted: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -84,7 +87,7 @@ class Kernel:
         self._largest = 0  # of those of one call
         self._next_note = _NOTED
         self._checked = 0
-        # Versions from the library of the installation, by the kinds of their arguments.
+        # Versions in the library of the installation, by the kinds of their arguments.
         self._installed: dict[Hashable, Callable[..., Any] | None] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -107,7 +110,7 @@ class Kernel:
             self._is_settled = True
             log.debug("%s is compiled, or loaded from the cache", self.__name__)
         result = self._dispatcher(*args)
-        # Named tuples among the results are refused once per compiled version.
+        # Named tuples among the results are checked for once per compiled version.
         if self._checked < len(self._dispatcher.overloads):
             self._checked = len(self._dispatcher.overloads)
             for version in self._dispatcher.overloads.values():
@@ -144,16 +147,16 @@ class Kernel:
 
     @functools.cached_property
     def _instructions(self) -> int:
-        """Of the bytecode that compiling reads: the kernel's and, once each, those it calls."""
+        """Number of instructions to compile: the kernel's and, once each, those it calls."""
         kernels, _ = self._read
         return sum(len(each._function.__code__.co_code) // 2 for each in kernels)
 
     @functools.cached_property
     def _read(self) -> tuple[list[Kernel], list[Any]]:
-        """What compiling reads: the kernel and those it calls, and the other globals of both."""
+        """The input of compiling: the kernel and those it calls, and the other globals of all."""
         kernels: list[Kernel] = [self]
         others: list[Any] = []
-        for kernel in kernels:  # which grows meanwhile
+        for kernel in kernels:  # the loop appends to it
             function = kernel._function
             names, space = function.__code__.co_names, function.__globals__
             values = [space[name] for name in names if name in space]
@@ -168,7 +171,7 @@ class Kernel:
 
     @functools.cached_property
     def source_hash(self) -> str:
-        """The hash of what compiling reads."""
+        """The hash of the input of compiling."""
         kernels, others = self._read
         functions = [each._function for each in kernels]
         for value in others:
@@ -187,7 +190,7 @@ class Kernel:
         compiled = len(self._dispatcher.overloads) if "_dispatcher" in vars(self) else 0
         return installed, compiled, self._seconds
 
-    # Of all kernels: while Numba is not imported, what importing it must be worth.
+    # The seconds of all kernels, which must be worth importing Numba while it is not imported.
     _seconds_in_all = 0.0
 
     def _as_python(self, args: tuple[Any, ...], elements: int) -> Any:
@@ -206,18 +209,18 @@ class Kernel:
                 self._note()
 
     def _note(self) -> None:
-        """Keep the seconds of Python for later processes, at each doubling of them."""
+        """Store the seconds of Python for later processes, each time they have doubled."""
         self._next_note = 2 * self._seconds
         if self._index is not None and not self._index.exists():
             earlier = self._earlier  # read before the file is replaced
-            with contextlib.suppress(OSError):  # where the cache cannot be written either
+            with contextlib.suppress(OSError):  # if the cache cannot be written
                 draft = self._index.with_suffix(f".{os.getpid()}.draft")
                 draft.write_text(repr(earlier + self._seconds))
                 os.replace(draft, self._index.with_suffix(_SECONDS))
 
     @functools.cached_property
     def _earlier(self) -> float:
-        """Seconds of Python in earlier processes; 0 where nothing or nonsense is kept."""
+        """Seconds of Python in earlier processes; 0 if nothing or nonsense is stored."""
         try:
             kept = float(self._index.with_suffix(_SECONDS).read_text()) if self._index else 0.0
         except (OSError, ValueError):
@@ -226,9 +229,10 @@ class Kernel:
 
     @functools.cached_property
     def _index(self) -> Path | None:
-        """The file in which Numba lists the versions on disk; it has no public way to ask.
+        """The file in which Numba lists the versions on disk; Numba has no public way to ask.
 
-        None if nothing is kept: the kernel is only called by others, or this Numba is another.
+        None if nothing is stored, because only other kernels call the kernel, or this Numba
+        differs.
         """
         cache = getattr(getattr(self._dispatcher, "_cache", None), "_cache_file", None)
         index = getattr(cache, "_index_path", None)
@@ -240,7 +244,7 @@ class Kernel:
         resolve, plain = made.get_call_template, numba().types.unliteral
 
         def resolve_as_numbers(args: Any, kws: dict[str, Any]) -> Any:
-            """Constants of a caller are numbers like others, not versions of their own."""
+            """Treat constants of a caller as numbers, not as separate versions."""
             return resolve(tuple(map(plain, args)), {key: plain(kws[key]) for key in kws})
 
         made.get_call_template = resolve_as_numbers
@@ -250,18 +254,18 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """Under this name Numba looks up how other kernels call this one."""
+        """The name under which Numba looks up how other kernels call this one."""
         return numba().typeof(self._dispatcher)
 
     def __getattr__(self, name: str) -> Any:
-        """What Numba asks of its own objects, such as whether to inline them."""
+        """The attributes that Numba expects of its own objects, such as whether to inline them."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dispatcher, name)
 
 
 class Instruction:
-    """A function of a uint64 that gives an int64: one instruction of the machine when compiled."""
+    """A function from uint64 to int64 that is one machine instruction when compiled."""
 
     def __init__(self, function: Callable[[Any], Any], emit: Callable[[Any, Any], Any]):
         functools.update_wrapper(self, function)
@@ -284,7 +288,7 @@ class Instruction:
             return nb.int64(nb.uint64), generate
 
         made, context = intrinsic(typed), cast(Any, cpu_target.typing_context)
-        context.refresh()  # so that it knows what was made after its start
+        context.refresh()  # so that it knows types made after its start
         return context.resolve_value_type(made)
 
 
@@ -297,16 +301,16 @@ def numba() -> Any:
     return nb
 
 
-# Numba's versions whose boxing of arrays was tried: another one compiles as it does, and
-# tests/numerics/test_signals.py says whether it still needs ``_make_arrays_without_python``.
+# Numba's versions whose boxing of arrays was tried. Other versions compile in their own way, and
+# tests/numerics/test_signals.py tells whether they still need ``_make_arrays_without_python``.
 TRIED = ((0, 68),)
 
 
 def _make_arrays_without_python(nb: Any) -> None:
-    """Let functions that Numba compiles from now on make their arrays without running any Python.
+    """Make functions that Numba compiles from now on create arrays without running Python.
 
     For every array that a kernel returns, Numba 0.68 looks up its class by a call of Python, and
-    takes the result unchecked. Python handles signals at the start of a call: a handler that raises
+    uses the result unchecked. Python handles signals at the start of a call: a handler that raises
     there, as Ctrl-C does, gave a SystemError, a ValueError in place of the exception, or the end of
     the process. Here the class is a constant of the compiled kernel, as its dtype is.
     """
@@ -315,7 +319,7 @@ def _make_arrays_without_python(nb: Any) -> None:
     from numba.core import boxing, pythonapi
 
     def box_array(array: Any, value: Any, context: Any) -> Any:
-        """Numba's own code for an array, but for the one call of Python in it."""
+        """Numba's own code for an array, except its one call of Python."""
         constants, api = context.env_manager, context.pyapi
         array_class = constants.read_const(constants.add_const(array.box_type))
         api.unserialize = lambda _: array_class
@@ -328,7 +332,7 @@ def _make_arrays_without_python(nb: Any) -> None:
 
 
 def _listed(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:
-    """The versions on disk, by Numba; none where a type among them has moved to another module."""
+    """The versions on disk by Numba; empty if one of their types has moved to another module."""
     try:
         return load()
     except (ImportError, AttributeError):
@@ -342,13 +346,13 @@ def _elements(argument: Any) -> int:
 
 
 def check_result(name: str, result: Any) -> None:
-    """Refuse a result that is a named tuple, or holds one, of a kernel that Python calls.
+    """Refuse a result with a named tuple of a kernel that Python calls.
 
-    Numba calls the class of the tuple, which is Python, and handles no exception there: a signal
-    handler that raises at that moment, as Ctrl-C does, ends the process.
+    Numba calls the class of the tuple, which is Python, and does not handle exceptions there: a
+    signal handler that raises at that moment, as Ctrl-C does, ends the process.
 
     Raises:
-        TypeError: it is one.
+        TypeError: the result is or contains a named tuple.
     """
     if _has_names(result):
         raise TypeError(f"kernel {name} returns a named tuple to Python; return its fields")
@@ -364,7 +368,7 @@ def kernel(*, superlinear: bool = False, **options: Any) -> Callable[[Callable[.
     """Decorates a function that Numba may compile.
 
     Args:
-        superlinear: whether its work may grow faster than the elements of its arguments: its
+        superlinear: whether its work may grow faster than the elements of its arguments; if so, its
             first call runs as Python only for small ones.
         options: those of ``numba.njit``.
     """
@@ -386,7 +390,7 @@ def interpreted(when: bool = True) -> Iterator[None]:
     """Within this context, and in this thread, kernels run as Python; unless ``when`` is False."""
     token = _is_interpreted.set(_is_interpreted.get() or when)
     try:
-        # Compiled integers wrap around in silence.
+        # Compiled integers wrap around silently, so these should too.
         with np.errstate(over="ignore"):
             yield
     finally:
@@ -395,9 +399,9 @@ def interpreted(when: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_numba(when: bool = True) -> Iterator[None]:
-    """For little work, within this context and in this thread: no kernel is compiled or loaded.
+    """A context for little work, in which this thread compiles or loads no kernels.
 
-    Kernels that the installation holds machine code of run it, without a wait; others as Python.
+    Kernels with machine code in the installation run it at once; others run as Python.
     """
     token = _is_without_numba.set(_is_without_numba.get() or when)
     try:

@@ -1,8 +1,8 @@
-"""Which vertices reach which, over how few arcs, and with how much flow.
+"""Connectivity, distances and maximum flows between vertices.
 
-Checks that name the cut, distances, and maximum flow with integer capacities, exact at any
-magnitude: Dinic's algorithm, written once. It runs compiled on int64 columns wherever no sum can
-reach 2**62, and uncompiled on Python integers otherwise: slower, never wrong.
+The checks name the cut. Maximum flow with integer capacities is exact at any magnitude: Dinic's
+algorithm runs compiled on int64 columns if no sum can reach 2**62, and otherwise as Python on
+Python integers, which is slower but never wrong.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MOST_LISTED = 24
 
 
 def listed(parts, between: str = ", ") -> str:
-    """Up to 24 of some parts, and how many more there are."""
+    """Up to 24 of the parts, and the number of further ones."""
     shown = between.join(map(str, parts[:_MOST_LISTED]))
     return shown + (f" and {len(parts) - _MOST_LISTED} more" * (len(parts) > _MOST_LISTED))
 
 
 def components(num_vertices: int, src, dst) -> np.ndarray:
-    """Of each vertex the least one that it reaches, whichever way the links point."""
+    """The least vertex that each vertex reaches, regardless of the direction of links."""
     label = _parts(num_vertices, src, dst)
     return np.unique(label, return_index=True)[1][label]
 
@@ -43,7 +43,7 @@ def _parts(num_vertices: int, src, dst) -> np.ndarray:
 
 
 def hops_to(nearest: np.ndarray, num_vertices: int, src, dst) -> np.ndarray:
-    """Fewest links between each vertex and any of some, whichever way they point; -1 if none."""
+    """Fewest links between each vertex and the nearest given one, undirected; -1 if none."""
     joined = sp.csr_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
     hops = sp.csgraph.dijkstra(joined, False, nearest, unweighted=True, min_only=True)
     return np.where(np.isinf(hops), -1, hops).astype(np.int64)
@@ -53,7 +53,7 @@ def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.
     """Refuse links over which some rank cannot reach another.
 
     Raises:
-        TopologyError: naming two ranks without a path.
+        TopologyError: there is no path between two ranks; the text names them.
     """
     if num_ranks == 1:
         return
@@ -79,8 +79,8 @@ def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.nda
 
     Args:
         ranks: the ranks that stay.
-        src, dst: all links.
-        gone: which of them are gone, bool.
+        src, dst: ends of all links.
+        gone: whether each link is gone, bool.
     """
     if not len(ranks):
         raise TopologyError("no rank would stay")
@@ -112,7 +112,7 @@ _WORD = 64  # sources per word of a set of sources
 
 @kernel(cache=True)
 def hops_from(ptr, neighbour, sources, out):
-    """Fewest arcs from each source to every vertex; whether all were reached.
+    """Fill in the fewest arcs from each source to every vertex; returns whether all were reached.
 
     Each vertex keeps the set of sources that have reached it as one word, so that an arc is
     followed once per step, not once per source (Then et al., "The more the merrier: efficient
@@ -122,8 +122,8 @@ def hops_from(ptr, neighbour, sources, out):
         ptr: arcs out of u lead to ``neighbour[ptr[u]:ptr[u + 1]]``, int64 of shape (vertices + 1,).
         neighbour: heads of arcs.
         sources: vertices, one for each row of ``out``.
-        out: becomes the distances, -1 where there is no path; of the first vertices if it has fewer
-            columns than there are vertices.
+        out: filled with the distances, -1 if there is no path; only for the first vertices if it
+            has fewer columns than there are vertices.
     """
     size, columns = len(ptr) - 1, out.shape[1]
     seen, here, ahead = (
@@ -154,7 +154,7 @@ def hops_from(ptr, neighbour, sources, out):
                 reached += _write(out, base, v, here[v], distance, columns)
                 for k in range(ptr[v], ptr[v + 1]):
                     w = neighbour[k]
-                    # Sources that come to w now for the first time, 64 at once.
+                    # Sources that reach w now for the first time, 64 at once.
                     fresh = here[v] & ~seen[w]
                     if fresh:
                         if ahead[w] == 0:
@@ -173,7 +173,7 @@ def hops_from(ptr, neighbour, sources, out):
 
 @kernel(cache=True)
 def _write(out, base, vertex, bits, distance, columns):
-    """Enter a distance for a set of sources; how many they are."""
+    """Write a distance for a set of sources, and return their number."""
     count = 0
     row = base
     while bits:
@@ -197,9 +197,9 @@ class Shortfall:
 
     Attributes:
         target: the vertex.
-        flow: the most it gets.
-        source_side: a least cut: whether each vertex is on the source's side, bool of shape
-            (vertices,); all vertices that cannot reach the target any more.
+        flow: the most that it gets.
+        source_side: whether each vertex is on the source's side of a least cut, bool of shape
+            (vertices,); these are all vertices that cannot reach the target any more.
     """
 
     target: int
@@ -218,9 +218,8 @@ class FlowNetwork:
     def __init__(self, num_vertices: int, src: np.ndarray, dst: np.ndarray):
         src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
         count = len(src)
-        # Arcs and their reverses in one column, by the vertex they leave: a search reads the arcs
-        # of a vertex one after another, and ``mate`` says where the residual of the other direction
-        # is.
+        # Arcs and their reverses are in one column, by the vertex they leave: a search reads the
+        # arcs of a vertex one after another, and ``mate`` is the index of the opposite direction.
         leaves = np.concatenate([src, dst])
         order = np.argsort(leaves, kind="stable")
         position = np.empty(2 * count, np.int64)
@@ -251,7 +250,7 @@ class FlowNetwork:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Two least cuts by the vertices beyond them, bool of shape (vertices,) each.
 
-        Of all least cuts the one nearest to the sink, and the one nearest to the source.
+        They are the least cuts nearest to the sink and nearest to the source.
         """
         left = self._residuals(capacity)
         self._run(left, source, sink, _total(capacity), self._scratch())
@@ -269,21 +268,21 @@ class FlowNetwork:
     def first_short(
         self, capacity: Capacities, source: int, targets: Iterable[int], need: int
     ) -> Shortfall | None:
-        """The first of the targets that the source can send less than ``need`` to, if any."""
+        """The first target to which the source can send less than ``need``, if any."""
         full, scratch = self._residuals(capacity), self._scratch()
         for target in targets:
             # Every target starts from the same residuals, which are filled once.
-            # A flow ends as soon as the need is met: most targets are met, and how much more they
-            # could get is of no interest.
+            # A flow ends as soon as the need is met. That is so for most targets, and any excess is
+            # irrelevant.
             flow = self._run(full.copy(), source, int(target), need, scratch)
             if flow < need:
-                # The last search went backwards from the target and did not meet the source.
+                # The last search went backwards from the target and did not reach the source.
                 side = scratch[0][: self.num_vertices] == -1
                 return Shortfall(int(target), flow, side)
         return None
 
     def _scratch(self) -> tuple[np.ndarray, ...]:
-        # Of each call its own: a network serves several threads at once.
+        # Each call has its own, because a network serves several threads at once.
         return tuple(np.empty(self.num_vertices + 1, np.int64) for _ in range(4))
 
     def _run(self, residual: np.ndarray, source: int, sink: int, limit: int, scratch) -> int:
@@ -295,7 +294,7 @@ class FlowNetwork:
 
     def _residuals(self, capacity: Capacities) -> np.ndarray:
         """Residual capacity of each arc and each reverse arc: int64, or Python integers."""
-        # Sums of capacities beyond 62 bits would wrap around in silence: then the same kernel runs
+        # Sums of capacities beyond 62 bits would wrap around silently, so the same kernel then runs
         # as Python, on Python's integers.
         exact = _total(capacity) >= _SAFE
         residual = np.zeros(len(self._head), object if exact else np.int64)
@@ -319,7 +318,7 @@ def with_reverses(vertices, src, dst, capacity):
     """Arcs and their reverses, listed by the vertex they leave, as ``dinic`` reads them.
 
     Returns:
-        (ptr, head, mate, residual, place): arguments of ``dinic``, and where each arc stands in
+        (ptr, head, mate, residual, place): arguments of ``dinic``, and the index of each arc in
         their columns.
     """
     arcs = len(src)
@@ -349,9 +348,9 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
     """
     flow = 0
     # Dinic's phases (1970): levels by hops to the sink, then a blocking flow along ever lower
-    # levels. Searched from the sink, because callers ask with one source and many sinks: where the
-    # flow falls short, all that the last search has not reached stands on the source's side of a
-    # least cut.
+    # levels. The search starts from the sink, because callers have one source and many sinks: if
+    # the flow falls short, all vertices that the last search has not reached are on the source's
+    # side of a least cut.
     while flow < limit:
         level[:] = -1
         level[sink] = 0
@@ -376,8 +375,8 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
                 push = limit - flow
                 for i in range(depth):
                     push = min(push, residual[path[i]])
-                # Only back to the first arc that is full now: the path up to it is still open, and
-                # another way on from there saves the walk from the source.
+                # Go back only to the first arc that is now full: the path up to it is still open,
+                # and continuing from there saves the walk from the source.
                 full = -1
                 for i in range(depth):
                     residual[path[i]] -= push
@@ -403,7 +402,7 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
             if not found:
                 if depth == 0:
                     break
-                # A dead end stays one for the rest of the phase: no later path tries it.
+                # A dead end remains one for the rest of the phase, so no later path tries it.
                 level[u] = -2
                 depth -= 1
                 u = head[mate[path[depth]]]

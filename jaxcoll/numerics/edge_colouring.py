@@ -3,12 +3,12 @@
 The messages of a step are the edges of a bipartite multigraph, senders on one side and receivers on
 the other. In a round every rank sends at most once and receives at most once, so rounds are colour
 classes of a proper edge colouring, and Koenig's theorem (1916) says that as many colours as the
-largest degree suffice. Three ranks that send to both others have six messages of degree two, hence
-two rounds: 0->1, 1->2, 2->0 and 0->2, 1->0, 2->1.
+largest degree suffice. For example, three ranks that send to both others have six messages of
+degree two, so two rounds suffice: 0->1, 1->2, 2->0 and 0->2, 1->0, 2->1.
 
 Where a process can send to another or receive from it, but not both at once (gloo's pair of
 sockets), a round in which two ranks exchange takes twice the time of one in which all send around a
-circle. So colours are exchanged where that parts the two directions of a pair.
+circle. So colours are exchanged if that separates the two directions of a pair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxcoll.numerics.compiled import kernel
 
 
 def max_degree(src: np.ndarray, dst: np.ndarray) -> int:
-    """The most messages that one rank sends or receives: no colouring has fewer colours."""
+    """The most messages that one rank sends or receives; no colouring has fewer colours."""
     if len(src) == 0:
         return 0
     return int(max(np.bincount(src).max(), np.bincount(dst).max()))
@@ -30,8 +30,8 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
     """Colour messages with ``max_degree(src, dst)`` colours, each a partial permutation.
 
     Larger messages are coloured first and take the lowest colour that is free at both ends, so that
-    messages of like size tend to share a round and little is padded. Deterministic; time
-    O(messages x (colours + ranks)).
+    messages of similar size tend to share a round and little is padded. It is deterministic, and
+    takes O(messages x (colours + ranks)) time.
 
     Args:
         src, dst: sending and receiving rank of each message, integers of shape (messages,).
@@ -51,12 +51,12 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
         return np.zeros(0, np.int32)
     if min(src.min(), dst.min()) < 0:
         raise ScheduleError("ranks are numbered from 0")
-    # Ties by rank, so that the colours do not depend on the order in which messages are listed.
+    # Ties are broken by rank, so that the colours do not depend on the order of the messages.
     order = np.lexsort((dst, src, -size))
     ranks = int(max(src.max(), dst.max())) + 1
     src, dst, size = src[order], dst[order], size[order]
     pair, back = src * ranks + dst, dst * ranks + src
-    # Of several messages of a pair one stands for all: they are in different rounds anyway.
+    # One of several messages of a pair represents all, since they are in different rounds anyway.
     by_pair = np.argsort(pair, kind="stable")
     at = np.minimum(np.searchsorted(pair[by_pair], back), len(src) - 1)
     reverse = np.where(pair[by_pair[at]] == back, by_pair[at], -1)
@@ -80,8 +80,8 @@ def _koenig(src, dst, ranks, colours):
     for i in range(len(src)):
         u, v = src[i], dst[i]
         at_u, at_v, both = -1, -1, -1
-        # The lowest free colour: messages come largest first, so that those of similar size meet in
-        # a round, which is as long as its longest message.
+        # The lowest free colour is taken. Messages come largest first, so those of similar size
+        # meet in a round, which is as long as its longest message.
         for c in range(colours):
             free_u, free_v = sends[u, c] < 0, receives[v, c] < 0
             if free_u and at_u < 0:
@@ -174,7 +174,7 @@ def _part_exchanges(src, dst, size, reverse, colour, ranks):
                     if back >= 0 and seen[back] != turn:
                         gain += int(colour[back] == colour[i])
                         gain -= int(colour[back] == (b if colour[i] == a else a))
-                # A round is as long as its longest message: like sizes stay together.
+                # A round is as long as its longest message, so similar sizes stay together.
                 if gain > 0 and most_a == most_b:
                     for p in range(length):
                         i = part[p]
@@ -198,8 +198,8 @@ def colour_pairs(
     """Rounds for messages between distinct pairs of ranks: as many as the largest degree.
 
     Messages of one translation of the grid never share a sender or a receiver, so each translation
-    is a round, and on a symmetric network one in which all ranks do the same. Where that gives more
-    rounds than the largest degree, the messages are edge-coloured instead.
+    is a round, in which all ranks of a symmetric network do the same. If that gives more rounds
+    than the largest degree, the messages are edge-coloured instead.
 
     Args:
         src, dst, size: ranks and chunks of each message, integers of shape (messages,).

@@ -1,7 +1,8 @@
-"""Binary heaps of (key, item) in parts of two columns, for compiled kernels: one per link, or one.
+"""Binary heaps of (key, item) in parts of two columns, for compiled kernels.
 
-The least pair stands first: ``key[first], item[first]`` is read, then taken by ``pop``, or
-``replace``d by another, which is one pass through the heap instead of two.
+There may be one heap, or one per link. The least pair is the first: read ``key[first],
+item[first]``, then take it by ``pop``, or ``replace`` it by another pair, which takes one pass
+through the heap instead of two.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from jaxcoll.numerics.compiled import kernel
 
 @kernel(cache=True, nogil=True)
 def push(key, item, first, size, value, number):
-    """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
-    # The hole moves up, and the pair is written once: half the writes of exchanges.
+    """Add a pair to the heap that starts at ``first``, and return its new size."""
+    # The hole moves up, and the pair is written once, which halves the writes of exchanges.
     i = size
     while i > 0:
         parent = (i - 1) >> 1
@@ -27,16 +28,16 @@ def push(key, item, first, size, value, number):
 
 @kernel(cache=True, nogil=True)
 def pop(key, item, first, size):
-    """Take the least from the heap that starts at ``first``; its new size."""
-    size -= 1  # the last pair takes the place of the first
+    """Remove the least pair from the heap that starts at ``first``, and return its new size."""
+    size -= 1  # the last pair replaces the first
     replace(key, item, first, size, key[first + size], item[first + size])
     return size
 
 
 @kernel(cache=True, nogil=True)
 def replace(key, item, first, size, value, number):
-    """Put (value, number) in the place of the least of the heap that starts at ``first``."""
-    # The lesser child moves up into the hole for as long as it comes before the pair.
+    """Replace the least pair of the heap that starts at ``first`` by (value, number)."""
+    # The lesser child moves up into the hole as long as it comes before the pair.
     i = 0
     while True:
         child = 2 * i + 1

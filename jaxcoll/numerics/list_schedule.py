@@ -5,10 +5,10 @@ Tasks are taken as soon as they are ready and their resource is free, the lowest
 resource idles while one of its tasks is ready. The makespan is therefore at most the sum of all
 tasks, and at least the largest of the sums per resource and the longest path.
 
-Two rules bound the memory that this takes beside that of the plan. A copy that is sent *ahead* of
-its first reader, such as a gathered parameter, starts early only while there is room for it up to
-that reader. A copy that is sent *behind*, such as a gradient whose reader may wait, holds its
-operand until it has arrived; computation waits where these operands would take too much.
+Two rules bound the memory that this takes in addition to that of the plan. A copy that is sent
+*ahead* of its first reader, such as a gathered parameter, starts early only while there is room for
+it up to that reader. A copy that is sent *behind*, such as a gradient whose reader may wait, holds
+its operand until it has arrived; computation waits if these operands would take too much.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from jaxcoll.numerics.compiled import kernel
 
 COMPUTE = 0
 WHOLE = -1
-"""The resource of a task that nothing else runs beside: a loop."""
+"""The resource of a loop, a task during which nothing else runs."""
 
 _NONE = -1
 
 
 class Tasks(NamedTuple):
-    """What occupies a resource without interruption, in columns.
+    """Tasks that occupy a resource without interruption, in columns.
 
     Attributes:
-        seconds: for which each does, float64.
+        seconds: duration of each task, float64.
         resource: ``COMPUTE``, the number of some links (from 1), or ``WHOLE``; int64.
-        order: its place in the traced order; of a collective, that of its first reader; float64.
-        ahead: bytes that it holds from its start to its first reader, if it may start before there
-            is room for them; 0 for no such limit; int64.
-        behind: bytes that are held from the end of the last task before it to its own end; int64.
-        is_patient: whether others of a higher order need not wait for it, as for the optimizer.
+        order: place in the traced order; for a collective, that of its first reader; float64.
+        ahead: bytes that it holds from its start to its first reader, if it must not start before
+            there is room for them; 0 without such a limit; int64.
+        behind: bytes held from the end of the last task before it to its own end; int64.
+        is_patient: whether tasks of a higher order need not wait for it, as for the optimizer.
         waiting, awaited: the task of ``waiting[i]`` waits for that of ``awaited[i]``; int64.
     """
 
@@ -67,9 +67,9 @@ class FreeMemory(NamedTuple):
 
     @classmethod
     def of(cls, points: ArrayLike, left: ArrayLike, most: float = math.inf) -> FreeMemory:
-        """Of bytes that are free at every point, and of ``most`` everywhere else."""
+        """The free memory with ``left`` bytes at the points, and ``most`` everywhere else."""
         # A sparse table: with the least of every run of 1, 2, 4, ... points, the least between any
-        # two places is read in one step. It is asked for each copy that might be sent ahead.
+        # two places takes one step. It is needed for each copy that might be sent ahead.
         level = np.append(np.minimum(left, most), most)
         levels = [level]
         while (reach := 1 << (len(levels) - 1)) * 2 <= len(level):
@@ -87,9 +87,12 @@ class FreeMemory(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """``Tasks``, with the point of every place, and those that wait for task n in
-    ``after[after_ptr[n]:after_ptr[n + 1]]``; the room; and in ``line`` those that compute, in
-    order, of which the first that has not started is the front."""
+    """The columns of ``Tasks`` and ``FreeMemory`` for the kernels, and what follows from them.
+
+    ``point`` is the point of every place. The tasks that wait for task n are
+    ``after[after_ptr[n]:after_ptr[n + 1]]``. ``line`` has the tasks that compute, in order; the
+    first of them that has not started is the front.
+    """
 
     seconds: np.ndarray
     resource: np.ndarray
@@ -108,9 +111,9 @@ class _State(NamedTuple):
     """A schedule that is being made.
 
     Attributes:
-        start: of every task; -1 until it has one.
-        waits: for how many others each still waits.
-        busy: of every resource.
+        start: start of every task; -1 until it has one.
+        waits: number of others that each task still waits for.
+        busy: whether each resource is busy.
         clock: the time.
         front: the place of the front in the line, and the task that computes, or ``_NONE``.
         held: bytes ahead, bytes behind, and the most of their sum.
@@ -151,7 +154,7 @@ def list_schedule(
     by_awaited = np.argsort(tasks.awaited, kind="stable")
     sizes = np.bincount(tasks.awaited, minlength=count)
     # Patient tasks, such as the optimizer's, are not in the line: others need not wait for them, so
-    # that they say nothing about how far the step has come.
+    # they do not show how far the step has come.
     computing = np.flatnonzero((tasks.resource <= COMPUTE) & ~tasks.is_patient)
     columns = _Columns(
         *tasks[:6],
@@ -180,7 +183,7 @@ def list_schedule(
 
 @kernel(cache=True, nogil=True)
 def _run(tasks, state):
-    """Schedule all tasks; whether that ended."""
+    """Schedule all tasks; returns whether that ended."""
     running = 2 * len(state.busy)
     for number in range(len(state.waits)):
         if state.waits[number] == 0:
@@ -191,14 +194,14 @@ def _run(tasks, state):
         # while one of its tasks is ready.
         while _start_some(tasks, state):
             pass
-        # Nothing runs, so that no event will make room any more: the first copy that only the lack
-        # of room holds back is sent over the limit, which the most held then says. Without any,
-        # there is a circle.
+        # Nothing runs, so no event will make room any more. The first copy that only the lack of
+        # room holds back is sent over the limit, which the most bytes held then show. If there is
+        # none, tasks wait in a circle.
         if state.size[running] == 0 and not _force(tasks, state):
             return False
         state.clock[0] = state.key[running * len(state.start)]
-        # All that ends at this moment is taken before anything starts: what starts sees every
-        # resource that is free, and every task that is ready.
+        # All ends at this moment are handled before any start, so that starts see every free
+        # resource and every ready task.
         while state.size[running] and state.key[running * len(state.start)] <= state.clock[0]:
             _finish(tasks, state, _take(state, running))
             done += 1
@@ -250,7 +253,7 @@ def _front(tasks, state):
 
 @kernel(cache=True, nogil=True)
 def _release(state, place, ahead):
-    """Copies that are read at a place of the order are the plan's own from there on."""
+    """Release copies that are read at a place of the order, which the plan counts from there on."""
     holding = 2 * len(state.busy) + 1
     while state.size[holding] and state.key[holding * len(state.start)] <= place:
         state.held[_AHEAD] -= ahead[_take(state, holding)]
@@ -266,7 +269,7 @@ def _hold_behind(state, nbytes):
 def _make_ready(tasks, state, number):
     queue = max(tasks.resource[number], COMPUTE)
     if tasks.ahead[number]:
-        # Copies that may be sent ahead wait apart: the room that they need does not hold back the
+        # Copies that may be sent ahead wait separately, so that their need of room does not delay
         # others.
         queue += len(state.busy)
     _put(state, queue, tasks.order[number], number)
@@ -302,7 +305,7 @@ def _begin(tasks, state, number):
         state.front[1] = _NONE if tasks.is_patient[number] else number
     if tasks.ahead[number]:
         front = _front(tasks, state)
-        # Only a copy that really starts before its turn takes room beside the plan's.
+        # Only a copy that really starts before its turn takes room in addition to the plan's.
         if front != _NONE and tasks.order[number] > tasks.order[front]:
             _put(state, 2 * resources + 1, tasks.order[number], number)
             state.held[_AHEAD] += tasks.ahead[number]
@@ -322,7 +325,7 @@ def _next_on(tasks, state, resource):
             if front == _NONE or need <= tasks.order[front]:
                 return _take(state, early)
             held = state.held[_AHEAD] + state.held[_BEHIND] + tasks.ahead[number]
-            # The copy lies in memory from now, the front, up to its reader: it must fit everywhere
+            # The copy is in memory from now, the front, up to its reader, so it must fit everywhere
             # between.
             if held <= _least(tasks.least, tasks.point[front], tasks.point[number]):
                 return _take(state, early)
@@ -331,7 +334,7 @@ def _next_on(tasks, state, resource):
 
 @kernel(cache=True, nogil=True)
 def _start_some(tasks, state):
-    """Start what may start now; whether anything did."""
+    """Start the tasks that may start now; returns whether any did."""
     count, busy = len(state.start), state.busy
     is_free = state.size[COMPUTE] > 0 and not busy[COMPUTE]
     # A loop runs alone, on all resources: once it is next no sends start any more, or it might wait
@@ -347,9 +350,8 @@ def _start_some(tasks, state):
         sends = sends or busy[resource]
     if not is_free or (is_loop_next and sends):
         return started
-    # Operands of sends behind are given back when these arrive. Where they leave too little room
-    # for the next operator, computation waits for an arrival, which it can only while something is
-    # being sent.
+    # Operands of sends behind are released when these arrive. If they leave too little room for the
+    # next operator, computation waits for an arrival, but only while something is being sent.
     if state.held[_BEHIND] and sends:
         place = state.item[COMPUTE * count]
         _release(state, tasks.order[place], tasks.ahead)
@@ -362,7 +364,7 @@ def _start_some(tasks, state):
 
 @kernel(cache=True, nogil=True)
 def _force(tasks, state):
-    """Start the first task that only a lack of room holds back; whether there was one."""
+    """Start the first task that only a lack of room holds back; returns whether there was one."""
     best, count = _NONE, len(state.start)
     for queue in range(len(state.busy), 2 * len(state.busy)):
         if state.size[queue]:

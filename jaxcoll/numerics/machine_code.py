@@ -1,18 +1,19 @@
-"""Kernels that were compiled when the package was installed, while their source is the same.
+"""Kernels compiled when the package was installed, used as long as their source is the same.
 
-A library beside this module, where the installation could build one (``build_machine_code.py``),
-holds each kernel in the versions that ``signatures.txt`` lists. First answers do not wait for Numba
-then: that on two DGX H100 takes 1.6 CPU s instead of 21, ``jaxcoll compare`` 4.5 instead of 35.
+If the installation could build a library (``build_machine_code.py``), it is beside this module and
+has each kernel in the versions that ``signatures.txt`` lists. Then first answers do not wait for
+Numba: a first answer on two DGX H100 takes 1.6 CPU s instead of 21, ``jaxcoll compare`` 4.5 instead
+of 35.
 
-No index says what the library holds, because an index can be wrong. A function is called by the
-hash of its source: its bytecode and constants, those of the kernels it calls, and the types of its
-arguments. Whoever edits a kernel gets no machine code of the old one, but the way
-without any (``compiled.py``); so do arguments of other types than those listed.
+There is no index of the library, because an index can be wrong. Functions are named by a hash of
+their source: the bytecode and constants of the kernel, those of the kernels it calls, and the types
+of its arguments. So an edited kernel never runs the machine code of the old one, but runs without
+any (``compiled.py``), and so do arguments of types that are not listed.
 
 A signature is text: a token for each number or array, and tuples in parentheses after their class.
 
     <i8           an integer of 64 bits, as of Python or NumPy
-    <i4:2C        an array of such of 32, of two dimensions, contiguous as in C ("A" if it is not)
+    <i4:2C        an array of 32-bit integers, of two dimensions, contiguous as in C ("A" if not)
     r<i4:2C       the same array, which the kernel does not write to
     module:Name( <i8:1C <i8:1C )    a named tuple of two arrays
 """
@@ -30,32 +31,32 @@ from typing import Any
 
 import numpy as np
 
-# Of an array's flags in NumPy's C API: contiguous as in C, as in Fortran, aligned.
+# An array's flags in NumPy's C API: contiguous as in C, as in Fortran, aligned.
 _C, _FORTRAN, _ALIGNED = 0x1, 0x2, 0x100
-# In C, since kernels of dozens of arrays are called thousands of times.
+# Implemented in C, since kernels with dozens of arrays are called thousands of times.
 _array_kind = operator.attrgetter("dtype", "ndim", "flags.num")
 _ARRAYS = {np.ndarray}
 _SIGNATURES = Path(__file__).with_name("signatures.txt")
 LIBRARY = f"{__package__}._machine_code"
-# What Numba passes without a box: integers, floats and booleans of the machine's byte order.
+# Types that Numba passes unboxed: integers, floats and booleans of the machine's byte order.
 _NUMBERS = frozenset(np.dtype(code).str for code in "?bhilqBHILQfd")
 
 
 def kind(argument: Any) -> Hashable:
-    """A key that tells apart whatever ``tokens`` does, in a quarter of a microsecond per array."""
+    """A key as specific as ``tokens``, computed in a quarter of a microsecond per array."""
     of = type(argument)
     if of is np.ndarray:
         return _array_kind(argument)
     if isinstance(argument, tuple):
         each = _array_kind if set(map(type, argument)) == _ARRAYS else kind
         return (of, *map(each, argument))
-    if of is int:  # a larger one is of another type, or of none
+    if of is int:  # a larger one has another type, or none
         return int if -(2**63) <= argument < 2**63 else None
     return of
 
 
 def tokens(argument: Any) -> list[str]:
-    """An argument in the words of a signature; "?" in it where it has no version."""
+    """An argument in the words of a signature; "?" stands for a type without versions."""
     if isinstance(argument, tuple):
         of = type(argument)
         opening = "(" if of is tuple else f"{of.__module__}:{of.__qualname__}("
@@ -75,7 +76,7 @@ def tokens(argument: Any) -> list[str]:
 def is_version_for(listed: Sequence[str], given: Sequence[str]) -> bool:
     """Whether arguments in the words of a signature may be passed to a listed version.
 
-    A version that does not write to an array takes one that could be written to as well.
+    A version that does not write to an array also accepts a writable one.
     """
     return len(listed) == len(given) and all(
         a in (b, f"r{b}") for a, b in zip(listed, given, strict=True)
@@ -101,7 +102,7 @@ def listed_version(name: str, given: Sequence[str]) -> str | None:
 
 @functools.cache
 def library() -> types.ModuleType | None:
-    """The library of this installation; None where it has none that can be loaded."""
+    """The library of this installation; None if there is none that can be loaded."""
     try:
         return importlib.import_module(LIBRARY)
     except ImportError:
@@ -117,13 +118,13 @@ def symbol(name: str, source: str, signature: str) -> str:
         signature: the types of its arguments.
     """
     made_from = hashlib.sha256(f"{name} {source} {signature}".encode()).hexdigest()
-    # A name that linkers take: the kernel's own for whoever reads it, 96 bits of the hash to find
+    # A name that linkers accept: the kernel's own name for readers, and 96 bits of the hash to find
     # it.
     return f"{name.rpartition('.')[2]}_{made_from[:24]}"
 
 
 def find(name: str, source: str, arguments: Iterable[Any]) -> Any:
-    """The function of the library for some arguments of a kernel; None if it holds none."""
+    """The library's function for some arguments of a kernel; None if it has none."""
     given = [token for argument in arguments for token in tokens(argument)]
     listed = listed_version(name, given)
     return None if listed is None else getattr(library(), symbol(name, source, listed), None)
@@ -131,8 +132,8 @@ def find(name: str, source: str, arguments: Iterable[Any]) -> Any:
 
 def source_hash(functions: Iterable[types.FunctionType], values: Iterable[Any]) -> str:
     """The hash of functions, and of the constants among the values that they read."""
-    # What compiled code depends on: globals that are neither numbers nor tables, such as modules
-    # and other kernels, are read by their own code.
+    # Compiled code depends on these. Other globals, such as modules and other kernels, are covered
+    # by their own code.
     made_from = hashlib.sha256()
     for function in functions:
         _add_code(made_from, function.__code__, function.__doc__)
@@ -147,7 +148,7 @@ def source_hash(functions: Iterable[types.FunctionType], values: Iterable[Any]) 
 
 
 def _add_code(made_from: Any, code: types.CodeType, doc: str | None) -> None:
-    """Without names of files and numbers of lines, so that a comment more changes nothing."""
+    """Add code without names of files and line numbers, so that comments do not change the hash."""
     made_from.update(code.co_code)
     made_from.update(repr((code.co_names, code.co_varnames)).encode())
     for constant in code.co_consts:

@@ -4,12 +4,12 @@
     subject to  low[v] <= x[v] <= high[v], whole where v is an integer
                 row_low[r] <= sum over v of row[r, v] x[v] <= row_high[r]
 
-The only file that knows which solver there is. Variables and rows are numbered in the order in
-which they are added, and are given to the solver in it: of equally good solutions the order decides
-which is found. The same program gives the same solution unless time runs out.
+This is the only file that knows the solver. Variables and rows are numbered in the order in which
+they are added, and are given to the solver in this order, which decides between equally good
+solutions. Equal programs have equal solutions unless time runs out.
 
 A solver works in floats, so a status holds within its tolerances. A lower bound does not depend on
-them: ``bound_of`` takes any duals at their word and proves what follows.
+them: ``bound_of`` takes any duals and proves the bound that follows.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Matrix = Any
 """A sparse matrix or array of SciPy, or an array of NumPy."""
 
 Basis = Any
-"""A vertex: which variables and rows stand at which bounds; of the solver's own type."""
+"""A vertex: the bounds at which variables and rows are, in the solver's own type."""
 
-# Seconds of a program that begins just before its deadline, so that it can run at all.
+# The least time limit in seconds, so that a program that begins just before its deadline can run.
 LEAST_SECONDS = 0.1
 
 # Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
 
-# Without the searches around a relaxation, each a branch and bound of its own, and without
-# restarts, that the solver does before it branches.
+# Options against the searches around a relaxation, which are separate branch and bounds, and
+# against restarts before branching.
 _NO_HEURISTICS: dict[str, float | str | bool] = {
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_rins": False,
@@ -59,7 +59,7 @@ class Status(enum.StrEnum):
     INFEASIBLE = "infeasible"
     UNBOUNDED = "unbounded"
     LIMIT = "limit"
-    """It ran out of time or iterations, or gave up: values, if any, are feasible."""
+    """It ran out of time or iterations, or gave up; values, if any, are feasible."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,10 +71,9 @@ class Solution:
         values: of the variables; empty without a feasible point.
         objective: of these values.
         bound: lower bound of the objective; infinite if nothing is feasible.
-        duals: of each row, by how much the optimum rises per unit by which its bound does: 0 or
-            more where it stands at the lower, 0 or less at the upper bound. Empty without any, as
-            after branch and bound.
-        basis: at which a continuous solve ended, for ``Program.minimize(start=)``.
+        duals: the rise of the optimum per unit of each row's bound: at least 0 at the lower bound,
+            at most 0 at the upper bound. Empty if there are none, as after branch and bound.
+        basis: the basis at which a continuous solve ended, for ``Program.minimize(start=)``.
     """
 
     status: Status
@@ -85,10 +84,10 @@ class Solution:
     basis: Basis = None
 
     def optimal(self) -> Solution:
-        """Itself.
+        """This solution, if it is optimal.
 
         Raises:
-            RuntimeError: it is not an optimum.
+            RuntimeError: the solution is not optimal.
         """
         if self.status != Status.OPTIMAL:
             raise RuntimeError(f"the linear program ended {self.status}, not optimal")
@@ -109,9 +108,9 @@ class Program:
 
     def __init__(self, deadline: float = np.inf) -> None:
         self.deadline = deadline
-        # Growing columns that NumPy and the solver read as they are. Programs of a training step
-        # take longer to build than to solve, row by row: a list of numbers would be copied once
-        # more, and an array of NumPy's grows by a copy.
+        # Growing columns that NumPy and the solver read directly. Programs of a training step take
+        # longer to build, row by row, than to solve: a list of numbers would be copied once more,
+        # and a NumPy array grows by a copy.
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
         self._implied_upper = array("d")
         self._integer = array("b")
@@ -119,7 +118,7 @@ class Program:
         self._row_low, self._row_high = array("d"), array("d")
 
     def copied(self) -> Self:
-        """A program of its own with the same variables and rows."""
+        """A separate program with the same variables and rows."""
         other = type(self)()
         other.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
         return other
@@ -173,7 +172,7 @@ class Program:
         high: float | np.ndarray = np.inf,
         integer: bool = False,
     ) -> np.ndarray:
-        """New variables, by number; int64 of shape (count,). Numbers are those of each."""
+        """Numbers of new variables, int64 of shape (count,); arguments may differ by variable."""
         for column, value in (
             (self._costs, cost),
             (self._low, low),
@@ -189,19 +188,19 @@ class Program:
         self._costs[variable] += cost
 
     def set_cost(self, variable: int, cost: float) -> None:
-        """Another cost of a variable."""
+        """Replace the cost of a variable."""
         self._costs[variable] = cost
 
     def set_costs(self, costs: np.ndarray) -> None:
-        """Other costs of all variables so far."""
+        """Replace the costs of all variables so far."""
         self._costs = array("d", np.asarray(costs, float).tobytes())
 
     def set_low(self, variable: int, low: float) -> None:
-        """Another lower bound of a variable."""
+        """Replace the lower bound of a variable."""
         self._low[variable] = low
 
     def set_high(self, variable: int, high: float) -> None:
-        """Another upper bound of a variable."""
+        """Replace the upper bound of a variable."""
         self._high[variable] = self._implied_upper[variable] = high
 
     # ------------------------------------------------------------------ rows
@@ -218,7 +217,7 @@ class Program:
         return sp.csr_matrix(parts, (self.num_rows, self.num_variables))
 
     def add_constraint(self, terms: Terms, low: float, high: float) -> None:
-        """A new row; a variable may occur in it once."""
+        """Add a row, in which a variable may occur only once."""
         for variable, factor in terms:
             self._indices.append(variable)
             self._factors.append(factor)
@@ -227,7 +226,7 @@ class Program:
         self._row_high.append(high)
 
     def add_row(self, variables: list[int], factors: list[float], low: float, high: float) -> None:
-        """As ``add_constraint``, in a third of the time where rows are long."""
+        """The same as ``add_constraint``, in a third of the time for long rows."""
         self._indices.fromlist(variables)
         self._factors.fromlist(factors)
         self._starts.append(len(self._indices))
@@ -243,7 +242,7 @@ class Program:
         """New rows, by number; factors of shape (rows, variables so far).
 
         Raises:
-            ValueError: another number of columns.
+            ValueError: the number of columns is another one.
         """
         rows: Any = sp.csr_matrix(matrix)
         count, columns = rows.shape
@@ -305,18 +304,18 @@ class Program:
         """Solve it by the simplex method, and by branch and bound if some variables are integers.
 
         Args:
-            relax: leave out that variables are integers.
-            time_limit: seconds.
-            gap, absolute_gap: between objective and bound to stop branch and bound at.
-            tolerance: by how much a row, a bound or a reduced cost may be missed.
-            threads: of the solver.
-            presolve: whether to presolve; for a relaxation that may take longer than it saves.
+            relax: whether to ignore that variables are integers.
+            time_limit: the limit in seconds.
+            gap, absolute_gap: gap between objective and bound at which branch and bound stops.
+            tolerance: the amount by which a row, a bound or a reduced cost may be missed.
+            threads: number of threads of the solver.
+            presolve: whether to presolve, which may cost a relaxation more time than it saves.
             heuristics: whether branch and bound also searches around relaxations, and restarts.
             iterations: limit of the simplex method.
-            start: a basis of this program when it had fewer variables and rows, to begin at.
+            start: a basis at which to begin, of this program with fewer variables and rows.
             easier: other costs, which are minimized first, in half of the time, if there is no
-                ``start``: their basis is where the simplex method begins, and their duals prove a
-                bound, too.
+                ``start``. The simplex method begins at their basis, and their duals prove a bound,
+                too.
             progress: called during branch and bound with seconds so far, the best objective and
                 the bound.
 
@@ -357,7 +356,7 @@ class Program:
                 raise
             is_ended = False
         if not is_ended:
-            solver.clearSolver()  # from a basis an infeasible program may end so
+            solver.clearSolver()  # with a basis, infeasible programs may end so
             _run(solver)
         found = self._solution(solver, relax or not self.is_integer)
         return dataclasses.replace(found, bound=max(bound, found.bound))
@@ -365,10 +364,10 @@ class Program:
     def _start_from_easier(
         self, solver: highspy.Highs, easier: np.ndarray, time_limit: float
     ) -> float:
-        """Solve with the easier costs first, in half of the time; the bound that this proves.
+        """Solve with the easier costs first, in half of the time; returns the proved bound.
 
-        Where it takes all its time, as of a ViT on 2x4 devices, its duals bound the program within
-        one percent, and those of its basis with the true costs do not.
+        If it takes all its time, as for a ViT on 2x4 devices, its duals bound the program within
+        one percent, while those of its basis with the true costs do not.
         """
         columns = np.arange(self.num_variables, dtype=np.int32)
         solver.changeColsCost(len(columns), columns, easier)
@@ -386,9 +385,9 @@ class Program:
         """The relaxation, solved within a tolerance of the optimum by an interior-point method.
 
         Unlike the simplex method, it is not slowed down by large programs with many equally good
-        solutions. Its solution is not a vertex; its bound is valid whatever its accuracy, and says
-        how good the values are. The status is "optimal" where there are values and duals; it is
-        never "infeasible", since the method may call a hard program infeasible, but "limit" then.
+        solutions. Its solution is not a vertex; its bound is valid whatever its accuracy, and shows
+        how good the values are. The status is "optimal" if there are values and duals; it is never
+        "infeasible", since the method may call a hard program infeasible, but "limit" then.
 
         Args:
             time_limit: seconds.
@@ -434,8 +433,8 @@ class Program:
         Costs are duals times rows plus reduced costs times variables; each is minimized alone.
         """
         row_low, row_high = np.frombuffer(self._row_low), np.frombuffer(self._row_high)
-        # Where a row is open to one side, a dual of the wrong sign would make the bound infinite.
-        # It is a rounding error, and any other duals prove a bound, too.
+        # If a row is open on one side, a dual of the wrong sign would make the bound infinite. Such
+        # a sign is a rounding error, and any other duals prove a bound, too.
         duals = np.where(np.isinf(row_low), np.minimum(duals, 0.0), duals)
         duals = np.where(np.isinf(row_high), np.maximum(duals, 0.0), duals)
         left = np.frombuffer(self._costs) - self.rows.T @ duals
@@ -462,9 +461,9 @@ class Program:
         return model
 
     def _grown(self, basis: highspy.HighsBasis) -> highspy.HighsBasis:
-        """A basis of fewer variables and rows as one of all, and near the optimum as that one was.
+        """A basis of fewer variables and rows, extended to all, and as near the optimum.
 
-        New variables stand at their lower bounds and new rows are basic.
+        New variables are at their lower bounds and new rows are basic.
         """
         status, grown = highspy.HighsBasisStatus, highspy.HighsBasis()
         columns, rows = list(basis.col_status), list(basis.row_status)
@@ -498,13 +497,13 @@ class Program:
         return Solution(ended, values, objective, bound, duals, solver.getBasis())
 
     def _unbounded_or_infeasible(self, solver: highspy.Highs) -> Solution:
-        """Which of both: presolve and branch and bound may not know."""
+        """Decide which of both it is, since presolve and branch and bound may not know."""
         costs = self.costs
         ends = np.where(costs > 0, np.frombuffer(self._low), np.frombuffer(self._high))
         if np.isfinite(ends[costs != 0]).all():
-            return INFEASIBLE  # no variable can fall for ever
-        # Without costs nothing is unbounded; and a feasible program of whole numbers, whose
-        # relaxation is unbounded, is so itself (its factors are rational).
+            return INFEASIBLE  # no variable can fall without limit
+        # Without costs nothing is unbounded; and a feasible integer program with an unbounded
+        # relaxation is itself unbounded (its factors are rational).
         columns = np.arange(self.num_variables, dtype=np.int32)
         solver.changeColsCost(len(columns), columns, np.zeros(len(columns)))
         _run(solver)
@@ -526,15 +525,15 @@ class _Silent(highspy.Highs):
 def _solver_for(model: highspy.HighsLp, options: dict[str, float | str | bool]) -> highspy.Highs:
     """A silent solver with a model and options, to be run by ``_run``.
 
-    HiGHS keeps one pool of threads per calling thread and refuses a solver that asks for another
-    number of threads. So the pool is reset before every solve; solvers that run in other Python
-    threads keep their own pools.
+    HiGHS has one pool of threads per calling thread and refuses a solver that asks for another
+    number of threads. So the pool is reset before every solve; solvers in other Python threads have
+    their own pools.
     """
     highspy.Highs.resetGlobalScheduler(True)  # and wait until its threads have ended
     solver = _Silent()
     for name, value in options.items():
         solver.setOptionValue(name, value)
-    # Else it would solve an empty program, and call it optimal.
+    # Otherwise it would solve an empty program, and call it optimal.
     if solver.passModel(model) == highspy.HighsStatus.kError:
         raise RuntimeError("HiGHS refuses the program")
     return solver
@@ -551,7 +550,7 @@ def _run(solver: highspy.Highs) -> None:
 
 
 def _reporter(progress: Report, time_limit: float) -> Any:
-    """What HiGHS calls during branch and bound."""
+    """The callback for HiGHS during branch and bound."""
     limit = float(time_limit) if np.isfinite(time_limit) else None
 
     def report(event: Any) -> None:

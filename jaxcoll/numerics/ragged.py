@@ -15,9 +15,9 @@ from jaxcoll.numerics.compiled import kernel
 
 
 def spans(ptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Consecutive rows as (first, last + 1), with at most so many values together.
+    """Consecutive rows as (first, last + 1), with at most ``most`` values together.
 
-    A longer row is a span of its own. For kernels that work on a span in a call.
+    A longer row is a separate span. This is for kernels that work on one span per call.
     """
     rows, cuts = len(ptr) - 1, [0]
     while cuts[-1] < rows:
@@ -38,12 +38,12 @@ def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
     """The distinct rows in lexicographic order, a row before those that continue it.
 
     Returns:
-        The first of the equal rows for each distinct one, int64 of shape (distinct,); and the
-        place of every row among the distinct ones, int64 of shape (rows,).
+        The first of the equal rows for each distinct one, int64 of shape (distinct,); and the index
+        of every row among the distinct ones, int64 of shape (rows,).
     """
     rows = len(ptr) - 1
-    # Rows differ in length, so that no NumPy sort takes them; padding them to the longest would
-    # take the memory that ragged rows avoid.
+    # Rows differ in length, so NumPy cannot sort them; padding them to the longest would take the
+    # memory that ragged rows avoid.
     order, spare = np.arange(rows), np.empty(rows, np.int64)
     _merge_sort(ptr, values, order, spare)
     fresh = np.ones(rows, bool)
@@ -88,7 +88,7 @@ def followers(before):
 
 @kernel(cache=True)
 def _compare(ptr, values, a, b):
-    """Less than, equal to or above 0 as row a comes before, equals or comes after row b."""
+    """A number below, equal to or above 0 if row a comes before, equals or comes after row b."""
     size_a, size_b = ptr[a + 1] - ptr[a], ptr[b + 1] - ptr[b]
     for i in range(min(size_a, size_b)):
         x, y = values[ptr[a] + i], values[ptr[b] + i]
@@ -99,14 +99,14 @@ def _compare(ptr, values, a, b):
 
 @kernel(cache=True)
 def _merge_sort(ptr, values, order, spare):
-    """Sorts rows in place, equal ones in the order given; rows in order take one pass."""
+    """Sort rows in place and stably; rows in order take one pass."""
     rows = len(order)
     width = 1
     while width < rows:
         for start in range(0, rows, 2 * width):
             middle, end = min(start + width, rows), min(start + 2 * width, rows)
-            # Two runs that are in order as they stand are left alone, so that sorted rows take one
-            # comparison a run.
+            # Two runs that are in order already are left alone, so that sorted rows take one
+            # comparison per run.
             if middle == end or _compare(ptr, values, order[middle - 1], order[middle]) <= 0:
                 continue
             a, b = start, middle
@@ -140,10 +140,10 @@ def _copy(ptr, values, rows, taken, found):
 
 
 def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sends put in order of step, those of a step on one edge together; and where each step starts.
+    """Sort sends by step, with those of a step on one edge together.
 
-    The edges of a step stand in the order of their first send, the sends of an edge as given.
-    Counting takes an eighth of what comparing takes, and is stable.
+    The edges of a step are in the order of their first send, and the sends of an edge in the order
+    given. Counting takes an eighth of the time of comparing, and is stable.
 
     Returns:
         The order, int64 of shape (sends,), and the first place of each step that has sends, int64
@@ -154,7 +154,7 @@ def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarra
     order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)
     _sort(step, np.cumsum(sizes) - sizes, order)
     messages = _number_messages(order, step, edge, np.full(edges, -1), message)
-    # With as many messages as sends, every message is one send, and they stand in order already.
+    # With as many messages as sends, every message is one send, and they are in order already.
     if messages < len(order):
         within = np.empty(len(order), np.int64)
         counts = np.bincount(message)
@@ -164,12 +164,12 @@ def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """Numbers from 0, not many more than there are values, in their order; and how many."""
+    """Numbers from 0 in the order of the values, not many more than values; and their count."""
     if not values.size:
         return values, 0
     most = int(values.max())
-    # Counting takes a place for every number up to the largest: where these are few more than the
-    # values, numbers are used as they are, without a sort.
+    # Counting takes a place for every number up to the largest. If these are few more than the
+    # values, numbers are used directly, without a sort.
     if values.min() >= 0 and most < 4 * len(values) + 1024:
         return values, most + 1
     distinct, place = np.unique(values, return_inverse=True)
@@ -178,7 +178,7 @@ def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
 
 @kernel(cache=True)
 def _sort(key, following, order):
-    """Fill in the order of keys, equal ones as they stand.
+    """Fill in the stable order of keys.
 
     Args:
         following: the first place of each key; left after its last.
@@ -190,18 +190,18 @@ def _sort(key, following, order):
 
 @kernel(cache=True)
 def _number_messages(order, step, edge, last, message):
-    """Number the messages of sends in order of their steps; how many there are.
+    """Number the messages of sends in order of their steps, and return their number.
 
     Args:
-        last: -1s, one per edge: its latest message.
-        message: filled, one per send in the order given.
+        last: -1s, one per edge; becomes its latest message.
+        message: filled with the message of each send, in the order given.
     """
     count = first = 0  # messages, and how many of them are of earlier steps
     for p in range(len(order)):
         i = order[p]
         if p and step[i] != step[order[p - 1]]:
             first = count
-        # The latest message of the edge is of an earlier step: this send begins another.
+        # The latest message of the edge is in an earlier step, so this send begins another.
         if last[edge[i]] < first:
             last[edge[i]] = count
             count += 1

@@ -281,8 +281,8 @@ def simulate_multicast(
         model: the link model.
 
     Raises:
-        ScheduleError: the kind is another one, there is less than one segment or one in flight,
-            shards have unequal weights, there are no data, or an all_reduce is on one-way links.
+        ScheduleError: the kind is another one, pieces or in_flight is below 1, shards have unequal
+            weights, there are no data, or an all_reduce is on one-way links.
         TopologyError: a vertex is not a switch, or a switch cannot copy or add as the kind needs,
             by ``Topology.in_network``.
     """

@@ -1,12 +1,12 @@
 """Direct-connect families: regular digraphs that exist at many sizes and degrees.
 
-- ``digraph``: the type that all of them return, self-loops and parallel arcs included;
-- ``operations``: digraphs made of digraphs, and isomorphisms to the transpose;
-- ``tori`` (and circulants), ``kautz_graphs`` (complete graphs and binary trees too): by formula;
-- ``cayley_digraphs``: of dihedral and other groups, and good connections;
-- ``distance_regular_graphs``: those of Table A.2, and finite geometries.
+- ``digraph``: the type that all of them return, with self-loops and parallel arcs;
+- ``operations``: digraphs made from digraphs, and isomorphisms to the transpose;
+- ``tori`` (with circulants), ``kautz_graphs`` (with complete graphs and binary trees): by formula;
+- ``cayley_digraphs``: digraphs of dihedral and other groups, and good connections;
+- ``distance_regular_graphs``: the graphs of Table A.2, and finite geometries.
 
-Here are all families by name, with the sizes and degrees they exist at, for a finder to go through.
+This file lists all families by name, with the sizes and degrees at which they exist, for a finder.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ __all__ = [
 
 Arguments = tuple[int | tuple[int, ...], ...]
 
-_NEAR = 4096  # sizes looked at, each way, for the nearest that exists
+_NEAR = 4096  # sizes examined in each direction for the nearest that exists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +113,10 @@ class Family:
     """Digraphs of one construction.
 
     Attributes:
-        name: as in Table A.3, where the family is in it.
-        build: makes the member with some arguments.
-        find: the arguments of the members of a size and degree, none or several.
-        has_bfb: whether the best known schedule is a BFB schedule; if not, it is kept in
+        name: the name, as in Table A.3 if that lists the family.
+        build: makes the member for given arguments.
+        find: yields the arguments of the members of a size and degree, none or several.
+        has_bfb: whether the best known schedule is a BFB schedule; if not, it is stored in
             ``jaxcoll.synth.direct_connect.searched``.
     """
 
@@ -134,8 +134,8 @@ class Family:
         """The first member of a size and degree.
 
         Raises:
-            TopologyError: there is none; the message names the nearest size of that degree, else
-                the nearest degree of that size.
+            TopologyError: there is none; the message names the nearest size for that degree, else
+                the nearest degree for that size.
         """
         found = self.members(size, degree)
         if found:
@@ -161,7 +161,7 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One digraph of a family, to be built when it is needed."""
+    """One digraph of a family, which is built on demand."""
 
     family: Family
     arguments: Arguments
@@ -178,16 +178,16 @@ def members(size: int, degree: int) -> tuple[Member, ...]:
 
 
 def family(name: str) -> Family:
-    """The family of a name.
+    """The family with a name.
 
     Raises:
-        TopologyError: an unknown name; the message lists the known ones.
+        TopologyError: the name is unknown; the message lists the known ones.
     """
     return FAMILIES[checks.choice(name, FAMILIES, "a family", TopologyError)]
 
 
 def _nearest(value: int, least: int, fits: Callable[[int], bool]) -> int | None:
-    """The number nearest to a given one, the smaller of two, that fits; None if it is far away."""
+    """The nearest number that fits, the smaller of two; None if it is far away."""
     near = (value + sign * away for away in range(_NEAR) for sign in (-1, 1))
     return next((n for n in near if n >= least and fits(n)), None)
 
@@ -197,8 +197,8 @@ def _only(possible: bool, *arguments: int) -> Iterator[Arguments]:
 
 
 def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
-    # Roots of floats may be off a little: they are rounded, and the size is checked with what
-    # comes.
+    # Roots in floats may be slightly off, so they are rounded, and the result is checked against
+    # the size.
     ratios = {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ())
     for ratio in ratios:
         k = round((n / math.prod(ratio)) ** (1 / len(ratio)))
@@ -226,8 +226,8 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
     return find
 
 
-# Families that may have several members of a size and degree are generators, others ``_only``. A
-# large size must not cost a power of it: exponents go up to the bits of n, and are cut at 64.
+# Families that may have several members of a size and degree are generators, others use ``_only``.
+# The cost must not grow as a power of the size, so exponents go up to the bits of n, at most 64.
 _ALL = (
     Family("complete", complete, lambda n, d: _only(n == d + 1, n)),
     Family("complete bipartite", complete_bipartite, lambda n, d: _only(n == 2 * d, d)),
@@ -284,7 +284,7 @@ _ALL = (
     Family(
         "shifted ring",
         shifted_ring,
-        # Shifts above n / 2 are rings the other way round.
+        # Shifts above n / 2 are rings in the other direction.
         lambda n, d: ((n, p) for p in range(2, (n + 1) // 2) if d == 4 and math.gcd(n, p) == 1),
     ),
     Family("twisted torus", twisted_torus, _twisted_tori),
@@ -294,7 +294,7 @@ _ALL = (
         lambda n, d: _only(d >= 3 and n == 2 ** min(d, 64), d),
     ),
     Family("Johnson", distance_regular_graphs.johnson, _johnson),
-    # Subsets of 2 d - 1 letters, which are 19 at most.
+    # Subsets of 2 d - 1 letters, at most 19.
     Family(
         "odd",
         distance_regular_graphs.odd_graph,
@@ -333,4 +333,4 @@ _ALL = (
     ),
 )
 FAMILIES: Mapping[str, Family] = {entry.name: entry for entry in _ALL}
-"""Every family by name. Tori and their like are products of these: see ``operations``."""
+"""Every family by name. Tori and similar networks are products of these: see ``operations``."""

@@ -5,7 +5,7 @@ The group of m k elements has pairs (a, x), a modulo m and x modulo k, with the 
 it is the dihedral group of the m rotations (a, 0) and the m reflections (a, 1); with r = 1 it is
 abelian. Element (a, x) is vertex ``a * k + x``.
 
-Source of the idea that Cayley digraphs of these groups have many vertices for their diameter:
+The idea that Cayley digraphs of these groups have many vertices for their diameter is from
 Dinneen and Hafner, "New results for the degree/diameter problem", Networks 24 (1994).
 """
 
@@ -43,8 +43,8 @@ class SemidirectProduct:
         r: multiplier, 0 to m - 1, with r^k = 1 modulo m.
 
     Raises:
-        TopologyError: orders below 1, fewer than two elements, too many, or a multiplier of another
-            order; the message names the nearest that fits.
+        TopologyError: an order is below 1, there are fewer than two elements or too many, or the
+            multiplier has another order; the message names the nearest that fits.
     """
 
     m: int
@@ -57,7 +57,8 @@ class SemidirectProduct:
         check_size(f"a Cayley digraph of Z_{m} : Z_{k}", m * k, m * k)
         if m * k < 2:
             raise TopologyError("a Cayley digraph needs a group of two elements or more, got one")
-        # r^0 and r^k act as x = 0 and x = k, which are one element of Z_k: they must be equal.
+        # r^0 and r^k act as x = 0 and x = k, which are the same element of Z_k, so they must be
+        # equal.
         if pow(r, k, m) != 1 % m:
             near = (r + sign * away for away in range(m) for sign in (-1, 1))
             fits = next(other for other in near if 0 < other < m and pow(other, k, m) == 1)
@@ -76,7 +77,7 @@ class SemidirectProduct:
         return np.asarray([pow(self.r, x, self.m) for x in range(self.k)], np.int64)
 
     def times(self, left, right) -> np.ndarray:
-        """The products of elements, broadcast."""
+        """The products of elements, which are broadcast."""
         a, x = np.divmod(left, self.k)
         b, y = np.divmod(right, self.k)
         return (a + self.powers[x] * b) % self.m * self.k + (x + y) % self.k
@@ -90,9 +91,9 @@ class SemidirectProduct:
     def automorphisms(self, elements: np.ndarray) -> Iterator[np.ndarray]:
         """Images of some elements under automorphisms, int64 of shape (automorphisms, elements).
 
-        They take (a, x) to (u a + w S(x), v x): u and v are 1 or -1, w is any number for which
+        They map (a, x) to (u a + w S(x), v x), where u and v are 1 or -1, w is any number for which
         these are automorphisms, and S(x) = 1 + r + ... + r^(x - 1). Every array is for one u and v,
-        by rising w; the first automorphism of all is the identity.
+        by ascending w; the very first automorphism is the identity.
         """
         a, x = np.divmod(elements, self.k)
         sums = np.concatenate([[0], np.cumsum(self.powers)]) % self.m
@@ -113,20 +114,20 @@ def multipliers(m: int, k: int) -> list[int]:
 def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     """Arcs from every element g of Z_m : Z_k to g c for each connection c; vertex-transitive.
 
-    The degree is the number of connections. An isomorphism to the transpose is known where an
-    automorphism of ``SemidirectProduct.automorphisms`` takes the connections to their inverses.
+    The degree is the number of connections. An isomorphism to the transpose is known if an
+    automorphism of ``SemidirectProduct.automorphisms`` maps the connections to their inverses.
 
     Args:
         m, k, r: the group, see ``SemidirectProduct``.
         connections: elements ``a * k + x``, which may repeat; their arcs are then parallel.
 
     Raises:
-        TopologyError: no such group, no connections, an identity among them, or connections that
-            do not generate the group.
+        TopologyError: there is no such group, there are no connections, the identity is among them,
+            or they do not generate the group.
     """
     group = SemidirectProduct(m, k, r)
     given = checks.members(connections, "connections", TopologyError)
-    # From 1: the identity, 0, would be a self-loop at every vertex.
+    # Numbers start from 1, since the identity, 0, would be a self-loop at every vertex.
     chosen = np.asarray(
         checks.integers(given, "connections", TopologyError, least=1, most=group.size - 1),
         np.int64,
@@ -136,10 +137,11 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     degree, elements = len(chosen), np.arange(group.size)
     notation = f"Cay({m},{k},{r};{','.join(map(str, chosen.tolist()))})"
     check_size(notation, group.size, group.size * degree)
-    # Multiplied from the right, so that multiplying from the left by any element is an
-    # automorphism: every vertex is equal to every other.
+    # Connections multiply from the right, so multiplying by any element from the left is an
+    # automorphism: all vertices are equivalent.
     heads = group.times(elements[:, None], chosen)
-    # What products of connections reach from the identity is a subgroup: that which they generate.
+    # The elements that products of connections reach from the identity are the subgroup that they
+    # generate.
     ptr = np.arange(group.size + 1) * degree
     arcs = sp.csr_matrix((np.ones(heads.size, np.int8), heads.ravel(), ptr))
     order = sp.csgraph.breadth_first_order(arcs, 0, return_predecessors=False)
@@ -162,7 +164,7 @@ def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
         connections: pairs (a, x): the rotation by a, followed by the reflection where x is 1.
 
     Raises:
-        TopologyError: as ``cayley``, or a connection that is not such a pair.
+        TopologyError: as for ``cayley``, or a connection is not such a pair.
     """
     m = count(rotations, "rotations", least=2)
     numbers = []
@@ -180,9 +182,10 @@ def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
 
 
 def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> np.ndarray | None:
-    """An automorphism that takes connections to their inverses: it reverses every arc.
+    """An automorphism that maps connections to their inverses, and so reverses every arc.
 
-    The arc from g to g c becomes that from f(g c) = f(g) f(c) to f(g), by the connection f(c)^-1.
+    The arc from g to g c becomes the arc from f(g c) = f(g) f(c) to f(g), by the connection
+    f(c)^-1.
     """
     inverses = np.sort(group.inverse(chosen))
     every = group.automorphisms(np.arange(group.size))
@@ -205,7 +208,7 @@ def groups(size: int) -> list[SemidirectProduct]:
             continue
         m, seen = size // k, set()
         for r in multipliers(m, k):
-            # Multipliers that are such powers of each other give the same group, with another
+            # Multipliers that are such powers of each other give the same group with another
             # generator of Z_k.
             powers = frozenset(pow(r, j, m) for j in range(1, k + 1) if math.gcd(j, k) == 1)
             if powers not in seen:
@@ -224,7 +227,7 @@ class CayleySet(NamedTuple):
         arguments: m, k, r and the connections, of ``cayley``.
         steps: T_L in alpha, its diameter.
         bandwidth: T_B in M/B.
-        both_ways: whether every link has one that goes back.
+        both_ways: whether every link has one back.
     """
 
     arguments: tuple
@@ -235,13 +238,13 @@ class CayleySet(NamedTuple):
 
 @functools.cache
 def cayley_sets() -> dict[tuple[int, int], tuple[CayleySet, ...]]:
-    """By size and degree; of each the Pareto frontier in T_L and T_B that the search found.
+    """The Pareto frontier in T_L and T_B that the search found, for each size and degree.
 
-    Those with links both ways are searched by themselves as well. All are isomorphic to their
+    Digraphs with links both ways were searched separately as well. All are isomorphic to their
     transpose, without self-loops and parallel arcs.
 
     Raises:
-        FormatError: a file of another version.
+        FormatError: the file has another version.
     """
     package = resources.files("jaxcoll.topologies.generative")
     said = json.loads(package.joinpath(_FILE).read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Digraph: a regular directed graph as columns of arcs, self-loops and parallel arcs included.
+"""Digraph: a regular directed graph as columns of arcs, with self-loops and parallel arcs.
 
 The dissertation's cost model (Sec. 3.3.2) gives every rank d ports of equal bandwidth, so a direct
 network is a digraph of d arcs out of every vertex and into it: ports that are not needed are
 self-loops, and ports that lead to the same rank are parallel arcs. Arcs are numbered by their tail,
-d at each, because expansions make vertices and schedules of them: arc a of G is vertex a of L(G).
+d at each, because expansions turn them into vertices and schedules: arc a of G is vertex a of L(G).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxcoll.numerics.connectivity import orbits
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, uniform
 from jaxcoll.topology import Topology
 
-if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+if TYPE_CHECKING:  # imported where it is used: only those who have such a graph need the package
     import networkx as nx
 
 
@@ -49,10 +49,9 @@ class Digraph:
             None where an isomorphism is not known; one may exist.
 
     Raises:
-        TopologyError: columns of unequal length, a vertex out of range, a vertex of another
-            degree, vertices that cannot reach each other, a generator that does not map the arcs
-            onto themselves, a reversal that does not map them onto their reverses, or a digraph
-            that is too large.
+        TopologyError: columns have unequal lengths, a vertex is out of range or has another degree,
+            vertices cannot reach each other, a generator does not map the arcs onto themselves, a
+            reversal does not map them onto their reverses, or the digraph is too large.
 
     Source: Section 3.3.1 and Appendix A.2 of "Accelerating Collective Communication for Distributed
     Machine Learning" (dissertation), as are all theorems, definitions and tables named here.
@@ -72,7 +71,7 @@ class Digraph:
         check_size(name or "the digraph", size, size * degree)
         tails, heads = (_vertices(getattr(self, end), end, size) for end in ("tails", "heads"))
         _check_regular(size, degree, tails, heads)
-        # Stable, so that parallel arcs keep the order given: schedules name arcs by number.
+        # A stable sort keeps the given order of parallel arcs, since schedules name arcs by number.
         order = np.lexsort((heads, tails))
         tails, heads = tails[order], heads[order]
         for column in (tails, heads):
@@ -152,19 +151,19 @@ class Digraph:
 
     @functools.cached_property
     def num_orbits(self) -> int:
-        """Sets of vertices that the generators take to one another; N where none are known."""
+        """Number of orbits of the vertices under the generators; N if none are known."""
         if not self.generators:
             return self.size
         return 1 + int(orbits(np.asarray(self.generators)).max())
 
     @property
     def vertex_transitive(self) -> bool | None:
-        """True if the generators take vertex 0 to every vertex; None: not known."""
+        """True if the generators map vertex 0 to every vertex; None if that is unknown."""
         return True if self.num_orbits == 1 else None
 
     @functools.cached_property
     def links(self) -> np.ndarray:
-        """The arc that each link of ``topology()`` is, int64 of shape (links,)."""
+        """The arc of each link of ``topology()``, int64 of shape (links,)."""
         return np.flatnonzero(self.tails != self.heads)
 
     def distances(self, sources: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
@@ -189,8 +188,8 @@ class Digraph:
         frontier[rows, chosen] = 1
         level = 0
         while frontier.any():
-            # Reached now and not before: those at this distance. By how many walks is of no
-            # interest, and would overflow in the end.
+            # Vertices first reached now are at this distance. The number of walks does not matter,
+            # and would eventually overflow.
             found[frontier > 0] = level
             frontier = ((frontier @ arcs) > 0) & (found < 0)
             frontier = frontier.astype(np.int32)
@@ -200,7 +199,7 @@ class Digraph:
     @functools.cached_property
     def diameter(self) -> int:
         """The largest distance between two vertices, D(G)."""
-        # Every vertex is as far from the others as vertex 0 where symmetries take it there.
+        # If symmetries map vertex 0 to every vertex, all vertices have its distances.
         sources = (0,) if self.vertex_transitive else None
         return int(self.distances(sources).max())
 
@@ -216,7 +215,7 @@ class Digraph:
         Args:
             alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
-        # Self-loops keep a port and carry nothing: no link.
+        # Self-loops occupy a port and carry nothing, so they are not links.
         alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
         ends = np.stack([self.tails, self.heads], axis=1)[self.links]
         columns = uniform(ends, alpha, bandwidth)
@@ -225,8 +224,8 @@ class Digraph:
     @functools.cached_property
     def in_arcs(self) -> np.ndarray:
         """The arcs into each vertex, int64 of shape (size, degree)."""
-        # Stable: of the arcs into a vertex the lower tails stand first, so that these columns, too,
-        # are in canonical order.
+        # A stable sort lists the lower tails first among the arcs into a vertex, so that these
+        # columns, too, are in canonical order.
         return np.argsort(self.heads, kind="stable").reshape(self.size, self.degree)
 
     def transpose(self) -> Digraph:
@@ -301,6 +300,6 @@ def _check_connected(digraph: Digraph) -> None:
 
 def same_arcs(digraph: Digraph, tails: np.ndarray, heads: np.ndarray) -> bool:
     """Whether arcs, in any order, are those of the digraph."""
-    # Sorted as numbers of pairs: the digraph's own columns are, by their canonical order.
+    # Sorted as numbers of pairs, like the digraph's own columns in canonical order.
     pairs = np.sort(tails * digraph.size + heads)
     return np.array_equal(pairs, digraph.tails * digraph.size + digraph.heads)

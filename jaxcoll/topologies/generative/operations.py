@@ -1,7 +1,7 @@
-"""Digraphs made of digraphs: line graph, degree expansion, product, power, both ways, multi-edges.
+"""Digraphs made from digraphs: line graphs, degree expansions, products, powers and others.
 
-Known symmetries of the factors carry over: automorphisms, and an isomorphism to the transpose, for
-all of these preserve reverse-symmetry (Appendix A.2).
+Known symmetries of the factors carry over: automorphisms, and an isomorphism to the transpose,
+since all of these operations preserve reverse-symmetry (Appendix A.2).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
     check_size(f"L^{times}({given.name})", largest, largest * given.degree)
     for _ in range(times):
         digraph = _line_graph(digraph)
-    # L(L^j(G)) is called L^(j+1)(G). L(G) x L(H) begins and ends like a line graph and is none: in
-    # what lies between, a parenthesis closes that was opened outside.
+    # L(L^j(G)) is called L^(j+1)(G). The name L(G) x L(H) begins and ends like that of a line
+    # graph, but the text in between closes a parenthesis that was opened outside.
     name = given.name or "G"
     taken = re.fullmatch(r"L(?:\^(\d+))?\((.*)\)", name)
     depth = itertools.accumulate((c == "(") - (c == ")") for c in (taken[2] if taken else ""))
@@ -106,10 +106,10 @@ def degree_expansion_arcs(digraph: Digraph, copies: int) -> tuple[np.ndarray, np
 def cartesian_product(*factors: Digraph) -> Digraph:
     """G_1 x ... x G_n: arcs of a factor along each coordinate (Definition 3).
 
-    The last coordinate runs fastest. Sizes multiply, degrees add.
+    The last coordinate varies fastest. Sizes multiply, degrees add.
 
     Raises:
-        TopologyError: no factors.
+        TopologyError: there are no factors.
     """
     if not factors:
         raise TopologyError("a Cartesian product needs one factor or more")
@@ -119,8 +119,8 @@ def cartesian_product(*factors: Digraph) -> Digraph:
     vertices = np.arange(size).reshape(sides)
     tails, heads = product_arcs(factors)
     generators = []
-    # Symmetries of a factor move that coordinate alone; equal factors next to each other may change
-    # places, which generates all their orders.
+    # Symmetries of a factor move only its coordinate; equal adjacent factors may change places,
+    # which generates all their orders.
     for dimension, factor in enumerate(factors):
         for image in factor.generators:
             moved = np.take(vertices, np.asarray(image), axis=dimension)
@@ -130,8 +130,8 @@ def cartesian_product(*factors: Digraph) -> Digraph:
             swapped = np.swapaxes(vertices, dimension, dimension + 1)
             generators.append(tuple(swapped.ravel().tolist()))
     reversal = None
-    # An arc of the product is one of a factor: it is reversed if every coordinate moves by the
-    # isomorphism of its own factor.
+    # An arc of the product is an arc of a factor, so it is reversed if every coordinate moves by
+    # the isomorphism of its factor.
     if all(factor.reversal is not None for factor in factors):
         image = vertices
         for dimension, factor in enumerate(factors):
@@ -209,17 +209,18 @@ def multiply_arcs(digraph: Digraph, times: int) -> Digraph:
 
 
 def checked(digraph) -> Digraph:
-    """A digraph, itself; refuses anything else."""
+    """The digraph; refuses anything else."""
     return checks.instance(digraph, Digraph, "digraph", TopologyError)
 
 
 def _operand(digraph: Digraph) -> str:
-    """The name as an operand: in parentheses where it is made of several."""
+    """The name as an operand, in parentheses if it has several parts."""
     name = digraph.name or "G"
     return f"({name})" if " " in name else name
 
 
-# Choices after which the search is given up: very regular digraphs may need all of their orders.
+# The number of choices after which the search gives up: very regular digraphs may need all of their
+# orders.
 _MOST_REFINEMENTS = 20_000
 
 
@@ -227,7 +228,7 @@ def is_reverse_symmetric(digraph: Digraph) -> bool:
     """Whether a digraph is isomorphic to its transpose (Definition 6).
 
     Raises:
-        TopologyError: the search is given up, which takes a large and very regular digraph.
+        TopologyError: the search gave up, which happens only for large and very regular digraphs.
     """
     return digraph.reversal is not None or _search(digraph) is not None
 
@@ -236,10 +237,10 @@ def find_reversal(digraph: Digraph) -> np.ndarray:
     """An isomorphism f to the transpose: for every arc (u, v) there is an arc (f(v), f(u)).
 
     Returns:
-        int64 of shape (size,); the one that the construction knows, where there is one.
+        int64 of shape (size,); the one that the construction declares, if any.
 
     Raises:
-        TopologyError: the digraph is not isomorphic to its transpose, or the search is given up.
+        TopologyError: the digraph is not isomorphic to its transpose, or the search gave up.
     """
     if digraph.reversal is not None:
         return np.asarray(digraph.reversal, np.int64)
@@ -266,8 +267,8 @@ def _nearest_kautz(digraph: Digraph) -> str:
 def _search(digraph: Digraph) -> np.ndarray | None:
     """Pair off vertices of G and G^T, refining colours after each choice; None if all fail.
 
-    Both digraphs are refined together, as one of 2N vertices: a colour class that has not as many
-    vertices in either refutes the choices made.
+    Both digraphs are refined together, as one of 2N vertices: a colour class with different numbers
+    of vertices in the two refutes the choices made.
     """
     size = digraph.size
     neighbours = _neighbours(digraph)
@@ -285,12 +286,12 @@ def _search(digraph: Digraph) -> np.ndarray | None:
         if counts.max() == 1:
             image = np.empty(size, np.int64)
             image[np.argsort(left)] = np.argsort(right)
-            # One vertex of each colour on either side, with the same colours around: the
-            # isomorphism, which is checked all the same before anybody relies on it.
+            # If each colour has one vertex on either side, with the same colours around it, that is
+            # the isomorphism. It is checked before it is used.
             if same_arcs(digraph, image[digraph.heads], image[digraph.tails]):
                 return image
             continue
-        # The smallest class of several vertices: few choices, and each separates the most.
+        # The smallest class with several vertices has few choices, and each separates the most.
         chosen = int(np.argmin(np.where(counts > 1, counts, size + 1)))
         first = int(np.flatnonzero(left == chosen)[0])
         for other in np.flatnonzero(right == chosen)[::-1]:
@@ -314,7 +315,7 @@ def _neighbours(digraph: Digraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _profiles(digraph: Digraph) -> np.ndarray:
-    """A first colour: how many vertices are at each distance from a vertex, and to it."""
+    """The first colours: the numbers of vertices at each distance from a vertex, and to it."""
     distances = digraph.distances()
     levels = range(digraph.diameter + 1)
     away = np.stack([(distances == level).sum(axis=1) for level in levels], axis=1)
@@ -326,7 +327,7 @@ def _profiles(digraph: Digraph) -> np.ndarray:
 def _refine(colour: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Colours split by those of out- and in-neighbours until no class splits."""
     classes = len(np.unique(colour))
-    # Classes only split, so that as many as before are the same ones.
+    # Classes only split, so if there are as many as before, they are the same.
     while True:
         around = [np.sort(colour[ends], axis=1) for ends in neighbours]
         rows = np.hstack([colour[:, None], *around])

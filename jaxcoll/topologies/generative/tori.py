@@ -1,8 +1,8 @@
 """Tori, twisted tori, rings and circulants: vertices on circles, the same arcs at every vertex.
 
 Tori and twisted tori are boxes of vertices whose sides close, some of them with a shift. Slices of
-TPU v4 and v5p are such boxes, of cubes of 64 ranks whose faces optical circuits join at will. In
-rings and circulant graphs the vertices stand on one circle, with arcs to the same distances from
+TPU v4 and v5p are such boxes, of cubes of 64 ranks whose faces optical circuits join arbitrarily.
+In rings and circulant graphs the vertices are on one circle, with arcs to the same distances from
 every vertex: C(8, {2, 3}) joins vertex 0 with 2, 3, 5 and 6, and reaches the others in two steps.
 
 Source: Tables 3.5 and A.3, Appendices A.6.1 and A.6.4.
@@ -25,10 +25,10 @@ from jaxcoll.topologies.generative.operations import cartesian_product
 
 
 def torus(*sides: int) -> Digraph:
-    """The product of bidirectional rings; a side of 2 is a single link each way, K_2.
+    """The product of bidirectional rings; a side of 2 is K_2, with a single link each way.
 
-    Any sides, equal or not, have a bandwidth-optimal BFB schedule of sum floor(side / 2) steps
-    (Section 3.6.2).
+    For any sides, equal or not, there is a bandwidth-optimal BFB schedule of sum floor(side / 2)
+    steps (Section 3.6.2).
 
     Args:
         sides: at least 2 each; the last dimension's vertices are consecutive.
@@ -55,7 +55,7 @@ def twisted_torus(*sides: int) -> Digraph:
         sides: in increasing order, the short ones at least 2 long.
 
     Raises:
-        TopologyError: sides in other ratios; the message names the nearest.
+        TopologyError: the sides have other ratios; the message names the nearest.
     """
     sides = network_sides(sides)
     short = sides[0]
@@ -91,13 +91,13 @@ def _twisted(sides: Sequence[int], shifts: Sequence[np.ndarray]) -> Digraph:
     for dimension, side in enumerate(sides):
         moved = places.copy()
         moved[:, dimension] += 1
-        # Only steps out of the box are shifted: they enter again half way along the long sides, so
-        # that ranks far apart along a long side are near across a short one.
+        # Only steps out of the box are shifted: they re-enter half way along the long sides, so
+        # that ranks far apart along a long side are near each other across a short one.
         wraps = moved[:, dimension] == side
         moved[wraps, dimension] = 0
         moved[wraps] = (moved[wraps] + shifts[dimension]) % np.asarray(sides)
         images.append(np.ravel_multi_index(tuple(moved.T), tuple(sides)))
-    # A step along each dimension, and the one back. Steps commute, shifts included, so that each is
+    # A step along each dimension, and the step back. Steps commute, including shifts, so each is
     # itself a symmetry.
     steps = [*images, *(np.argsort(image) for image in images)]
     return Digraph(
@@ -131,7 +131,7 @@ def optical_cubes(cubes: int, shifts: Sequence | np.ndarray) -> Digraph:
         shifts: integers of shape (3, 4, 4), from 0 to m - 1.
 
     Raises:
-        TopologyError: other shapes or numbers, or cubes that shifts do not join.
+        TopologyError: shapes or numbers are others, or the shifts do not join the cubes.
     """
     cubes = count(cubes, "cubes")
     checks.bounded(shifts, "shifts", TopologyError)
@@ -148,7 +148,7 @@ def optical_cubes(cubes: int, shifts: Sequence | np.ndarray) -> Digraph:
     size = cubes * SIDE**3
     check_size(f"{cubes} cubes", size, 6 * size)
     tails, heads = optical_cube_arcs(cubes, given)
-    # Every switch counts cubes on by its shift, whichever cube it starts from.
+    # Every switch advances by its shift, from whichever cube it starts.
     next_cube = (np.arange(size) + SIDE**3) % size
     return Digraph(
         size,
@@ -169,7 +169,7 @@ def optical_cube_arcs(cubes: int, shifts: np.ndarray) -> tuple[np.ndarray, np.nd
     for dimension in range(3):
         ahead = places.copy()
         ahead[1 + dimension] += 1
-        # Only what leaves by the upper face goes through a switch, to a lower face.
+        # Only links out of the upper face go through a switch, to a lower face.
         wraps = ahead[1 + dimension] == SIDE
         across = [1 + other for other in range(3) if other != dimension]
         shift = shifts[dimension][places[across[0]], places[across[1]]]
@@ -188,8 +188,8 @@ def circulant(n: int, offsets: Iterable[int]) -> Digraph:
     parallel.
 
     Raises:
-        TopologyError: an offset outside 1..n-1, n/2 (the two arcs would be one), or offsets that
-            share a divisor with n, which leave the graph in several parts.
+        TopologyError: an offset is outside 1..n-1 or is n/2 (whose two arcs would be one), or the
+            offsets share a divisor with n, which leaves the graph disconnected.
     """
     n = count(n, "n", least=3)
     steps = _offsets(n, offsets)
@@ -213,7 +213,7 @@ def directed_circulant(n: int, offsets: Iterable[int]) -> Digraph:
     reaches the vertex left over, d + 1 ahead, in two steps from all d neighbours.
 
     Raises:
-        TopologyError: an offset outside 1..n-1, or offsets that share a divisor with n.
+        TopologyError: an offset is outside 1..n-1, or the offsets share a divisor with n.
     """
     n = count(n, "n", least=2)
     steps = _offsets(n, offsets)
@@ -248,16 +248,16 @@ def least_diameter_circulant(n: int, degree: int = 4) -> Digraph:
             f"graph on {max(n, 2)} vertices has diameter 1"
         )
     _check_even(degree, least=4, what="C(n,{m,m+1})")
-    # A degree that is a multiple of 4 has as many arcs of either offset: the best all_gather of
-    # degree 4, run over every copy, loads all of them equally.
+    # A degree that is a multiple of 4 has equally many arcs of either offset: the best all_gather
+    # of degree 4, run over every copy, loads all of them equally.
     m = theorem_22_offset(n)
     return circulant(n, sorted(m + i % 2 for i in range(degree // 2)))
 
 
 def theorem_22_offset(n: int) -> int:
     """m = ceil((sqrt(2n - 1) - 1) / 2), exactly: the least m with 2 m^2 + 2 m + 1 >= n."""
-    # Two offsets and their inverses reach i a + j b with |i| + |j| <= m in m steps: 2 m^2 + 2 m + 1
-    # vertices at the most, so that no smaller m will do.
+    # Two offsets and their inverses reach i a + j b with |i| + |j| <= m in m steps. These are at
+    # most 2 m^2 + 2 m + 1 vertices, so no smaller m will do.
     m = (math.isqrt(2 * n - 1) - 1) // 2
     while 2 * m * m + 2 * m + 1 < n:
         m += 1
@@ -268,7 +268,7 @@ def bidirectional_ring(degree: int, n: int) -> Digraph:
     """BiRing(d, n): n vertices in a circle, d/2 arcs between neighbours each way.
 
     Raises:
-        TopologyError: an odd degree, or fewer than three vertices.
+        TopologyError: the degree is odd, or there are fewer than three vertices.
     """
     degree, n = count(degree, "degree"), count(n, "n", least=3)
     _check_even(degree, least=2, what="BiRing(d,n)")
@@ -289,10 +289,10 @@ def shifted_ring(n: int, shift: int | None = None) -> Digraph:
         shift: p, coprime to n, from 2 to n - 2; the largest below n/2 when omitted.
 
     Raises:
-        TopologyError: a shift that does not make one ring of all vertices, or n of 6 or below 5,
-            for which none exists.
+        TopologyError: the shift does not make one ring of all vertices; or n is 6 or below 5, for
+            which no shift exists.
     """
-    # A shift coprime to n visits all vertices: its ring is one of all of them.
+    # A shift coprime to n visits all vertices, so its ring contains all of them.
     n = count(n, "n", least=5)
     possible = [p for p in range(2, (n + 1) // 2) if math.gcd(p, n) == 1]
     if not possible:
@@ -314,7 +314,7 @@ def _offsets(n: int, offsets: Iterable[int]) -> list[int]:
     steps = checks.integers(given, "offsets", TopologyError, least=1, most=n - 1)
     if not steps:
         raise TopologyError("a circulant graph needs one offset or more; got none")
-    # Sums of the offsets modulo n are the multiples of the divisor that they all share with n.
+    # Sums of the offsets modulo n are the multiples of their common divisor with n.
     shared = math.gcd(n, *steps)
     if shared > 1:
         away = next(i for i in range(1, n) if math.gcd(n + i, *steps) == 1)
@@ -340,5 +340,5 @@ def _cayley(n: int, steps: Sequence[int], name: str) -> Digraph:
     check_size(name, n, n * len(steps))
     vertices = np.arange(n)
     heads = (vertices[:, None] + np.asarray(steps)) % n
-    # The mirrored circle has every arc the other way round.
+    # The mirrored circle has every arc reversed.
     return Digraph.from_heads(heads, name, [(vertices + 1) % n], -vertices % n)
