@@ -21,10 +21,11 @@ from jaxcoll.bounds import bound, ideal, step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.baselines.blueconnect import BlueConnect
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.entry import synthesize
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade
+from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.topologies import hypercube, mesh, ring_fc_switch, torus

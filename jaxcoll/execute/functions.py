@@ -35,7 +35,7 @@ All errors are raised while tracing, before any communication: ``CollectiveError
 is not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
 summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 
-Those with a root stand in ``rooted``.
+Those with a root stand in ``rooted``, and slices of unequal sizes in ``ragged``.
 """
 
 from __future__ import annotations

@@ -274,9 +274,8 @@ def simulate_multicast(
         flow: a forest in which every rank has an equal shard. For sums, of the transposed network.
         nbytes: bytes of a rank's buffer.
         switches: vertices of the switches that are used in this way, or True for all that can.
-        kind: "all_gather"; "reduce_scatter", with the trees run backwards; or "all_reduce", both,
-            where each segment goes down as soon as it is summed, so that links must exist both
-            ways.
+        kind: "all_gather"; "reduce_scatter", with the trees run backwards; or "all_reduce", both:
+            each segment goes down as soon as it is summed, so links must exist both ways.
         pieces: number of messages into which each tree's load is cut.
         in_flight: the most pieces of a tree that are summed at the same time.
         model: the link model.

@@ -24,12 +24,14 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import LinkModel, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.simulation.execution_order import LINKS, STEPS, Flows, run_in_order
+from jaxcoll.synth.baselines.bucket import Bucket
+from jaxcoll.synth.baselines.direct import Direct
+from jaxcoll.synth.baselines.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.baselines.halving import Halving
+from jaxcoll.synth.baselines.nccl_ring import NcclRing
+from jaxcoll.synth.baselines.ring import Ring
 from jaxcoll.synth.building.base import Problem, Synthesizer
-from jaxcoll.synth.patterns.grid_rings import Bucket
-from jaxcoll.synth.patterns.halving import Halving
-from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.routing.min_congestion import MinCongestion
-from jaxcoll.synth.trees.pipeline import DoubleBinaryTree
 from jaxcoll.topology import Topology
 
 JAX_LAX = "jax.lax"

@@ -9,31 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxcoll.synth.baselines.blink import Blink
+from jaxcoll.synth.baselines.blueconnect import BlueConnect
+from jaxcoll.synth.baselines.bruck import Bruck
+from jaxcoll.synth.baselines.bucket import Bucket
+from jaxcoll.synth.baselines.c_cube import CCube
+from jaxcoll.synth.baselines.direct import Direct
+from jaxcoll.synth.baselines.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.baselines.halving import Halving
+from jaxcoll.synth.baselines.hdrm import Hdrm
+from jaxcoll.synth.baselines.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.baselines.hierarchical_tree import HierarchicalTree
+from jaxcoll.synth.baselines.nccl_ring import NcclRing
+from jaxcoll.synth.baselines.rhd import Rhd
+from jaxcoll.synth.baselines.ring import Ring
+from jaxcoll.synth.baselines.ring_2d import Ring2D
+from jaxcoll.synth.baselines.swing import Swing
+from jaxcoll.synth.baselines.themis import Themis
+from jaxcoll.synth.baselines.trivance import Trivance
+from jaxcoll.synth.baselines.tto import Tto
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.patterns.bruck import Bruck
-from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.patterns.exchange import Exchange
-from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
-from jaxcoll.synth.patterns.halving import Halving
-from jaxcoll.synth.patterns.hdrm import Hdrm
 from jaxcoll.synth.patterns.rail_gather import RailGather
-from jaxcoll.synth.patterns.rhd import Rhd
-from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
-from jaxcoll.synth.patterns.swing import Swing
-from jaxcoll.synth.patterns.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos import Tacos
-from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.earliest_tree import EarliestTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
-from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
 from jaxcoll.synth.trees.striped_trees import StripedTrees
 
 _ALL: tuple[type[Synthesizer], ...] = (

@@ -425,6 +425,22 @@ def least_bytes_by_point(
     return nbytes + functools.reduce(np.minimum, ways)
 
 
+def most_bytes(problem: Problem) -> int:
+    """Bytes of a device that no plan exceeds: all tensors at once, whole, with two copies each.
+
+    A copy is in other placements, and received in a buffer before it is put in order.
+    """
+    graph = problem.graph
+    return (
+        3
+        * problem.num_parts
+        * sum(
+            tensor.nbytes * graph.num_repeats(graph.loops_around(tensor.index))
+            for tensor in graph.tensors
+        )
+    )
+
+
 def _least_kept(live: LiveRanges, keeping: Keeping, made: int, copy: int) -> np.ndarray:
     """Bytes that tensors take at least which are kept in one way.
 

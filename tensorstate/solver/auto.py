@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
+from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import LEAST_SECONDS
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
@@ -171,10 +172,12 @@ class _Search:
         return dataclasses.replace(best, bound=min(exact.bound, best.objective))
 
     def _exactly_without_limit(self, asked: Question, share: float) -> SearchResult | Infeasible:
-        """The exact search until a part of the time; coarse where its plan exceeds the limit."""
+        """The exact search until a part of the time; coarse where its plan may exceed the limit."""
         limit, gap = self.question.options.memory_limit, self.solver.gap
         found: SearchResult | Infeasible = Infeasible(proven=False)
-        for coarse in (gap,) if limit is None else (max(gap, COARSE_GAP), gap):
+        # Branch and bound takes as long again for each gap: once, where any plan fits.
+        is_free = limit is None or most_bytes(self.question.problem) <= limit
+        for coarse in (gap,) if is_free else (max(gap, COARSE_GAP), gap):
             try:
                 found = solve_within_limit(asked, Milp(gap=coarse, time_limit=self._seconds(share)))
             except PlanError:  # nothing in time

@@ -126,7 +126,7 @@ def infeasible_message(
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
 
-    # Everything live at the peak, so that the named tensors add up to it.
+    # The list has everything that is live at the peak, so that it adds up.
     at_peak = bytes_at_peak(problem, least.decisions, least.cost.reshards, least.cost.kept)
     largest = _largest(problem, ((n, round(own + sum(of.values()))) for n, own, of in at_peak))
     known = "the least" if infeasible.proven else "the least that was found"

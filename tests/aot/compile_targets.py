@@ -1,13 +1,14 @@
 """Compiles collectives for one target and prints what the compiler made of each, as JSON.
 
 Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest",
-"pallas", "options", "transports" or "links". Runs in a process of its own, which has the compilers
-on its path; see ``test_targets``.
+"pallas", "options", "transports", "links" or "ragged". Runs in a process of its own, which has the
+compilers on its path; see ``test_targets``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -15,6 +16,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -51,6 +53,9 @@ def main(name: str, wrap: str, which: str) -> None:
         return
     if which == "links":
         by_links(target)
+        return
+    if which == "ragged":
+        ragged(target)
         return
     topology = target.topology
     n = topology.num_ranks
@@ -142,6 +147,31 @@ def by_links(target: aot.Target) -> None:
         temp = made.memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
         fields = {"calls": calls, "permutes": found.permutes, "native": found.native}
         print(json.dumps({"kind": kind, "temp_bytes": temp, **fields}), flush=True)
+
+
+def ragged(target: aot.Target) -> None:
+    """Slices of unequal sizes: as jax.lax has it, by a schedule, and checked."""
+    mesh, n, rows = target.mesh(), len(target.devices), 256
+    most = np.random.default_rng(0).zipf(1.3, (n, n)) % 64
+    most[0] = 0
+    by_schedule = {"largest": most, "schedule": "direct"}
+    cases = {"default": {"check": False}, "direct": {**by_schedule, "check": False}}
+    if target.platform == "tpu":  # JAX compiles calls of a host for GPUs only where there is one
+        cases["checked"] = by_schedule
+    for name, options in cases.items():
+        made = aot.compile_for(
+            mesh,
+            functools.partial(jc.ragged_all_to_all, axis_name="i", **options),
+            [jax.ShapeDtypeStruct((n * rows, 1024), jnp.float32)] * 2
+            + [jax.ShapeDtypeStruct((n * n,), jnp.int32)] * 4,
+            [P("i")] * 6,
+            P("i"),
+        )
+        found = aot.summarize(made)
+        text = made.as_text() or ""
+        fields = {"permutes": found.permutes, "native": found.native}
+        is_ragged = "ragged-all-to-all" in text
+        print(json.dumps({"how": name, "is_ragged": is_ragged, **fields}), flush=True)
 
 
 def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str) -> None:

@@ -168,3 +168,19 @@ def test_a_schedule_over_links_is_one_call(name):
         assert (row["calls"], row["permutes"], row["native"]) == (1, 0, {})
         # Of 12 MiB each: addends arrive beside, at most a few eighths.
         assert row["temp_bytes"] < 40 * 2**20
+
+
+@pytest.mark.parametrize("name", [of("v5e:4x4"), of("h100:8")])
+def test_slices_of_unequal_sizes(name):
+    """Where nothing is asked, one operation of XLA; by a schedule permutes."""
+    default, direct, *checked = compiled(name, "rule", "ragged")
+    assert (default["is_ragged"], default["permutes"]) == (True, 0)
+    for row in (direct, *checked):
+        # Of rows as short as these a round is never cut.
+        assert (row["is_ragged"], row["permutes"]) == (False, 15 if name == "v5e:4x4" else 7)
+    # A tiny one says sizes and offsets, and another that all is well.
+    assert direct["native"] == {"all-to-all": 1}
+    assert [row["native"] for row in checked] == [
+        {"all-to-all": 1, "all-gather": 1} for _ in checked
+    ]
+    assert len(checked) == (platform_of(name) == "tpu")

@@ -271,6 +271,10 @@ def test_more_than_a_thousand_addends_of_a_rank():
     assert differing(divided(x, 4), wanted) == 0
     exact = [float(sum(map(Fraction, column.astype(float).tolist()))) for column in x.T]
     np.testing.assert_allclose(wanted, exact, rtol=2.0**-23)
+    # All bits of both words: as many as words have room for, on one rank and on several.
+    full = np.full((2**15, 1), 2 - 2.0**-23, np.float32)
+    assert differing(local_sum(full), full[0] * 2**15) == 0
+    assert differing(divided(full[: 2**14], 16), full[0] * 2**14) == 0
     with pytest.raises(CollectiveError, match="at most 32768 addends"):
         jc.invariant_sum(np.ones(2**15 + 1, np.float32), ())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
-from jaxcoll.synth.patterns.grid_rings import Bucket
+from jaxcoll.synth.baselines.bucket import Bucket
 from jaxcoll.topologies import mesh, torus
 
 ON_BOXES = ["bucket", "blueconnect", "themis", "ring_2d"]

@@ -91,6 +91,18 @@ def test_int8_draws_other_bits_in_every_step(make):
 # ---------------------------------------------------------------------- error feedback
 
 
+def test_ranks_do_not_lose_the_same_bits():
+    """Of equal gradients: ranks 0 and 1 in the shards of the others."""
+    fed: Any = jc.optax.error_feedback("x", wire_dtype=Int8(0), mesh=mesh_of(RANKS))
+    x = np.tile(gradients(0)["a"][:1], (RANKS, 1, 1))
+    spec = jc.optax.FeedbackState(P(), P("x"))
+    run = sharded(
+        lambda g, state: fed.update(own(g), state)[1], mesh_of(RANKS), (P("x"), spec), spec
+    )
+    left = np.asarray(run(x, fed.init(x[0])).residual).reshape(RANKS, -1)
+    assert (left[0, 110:] != left[1, 110:]).mean() > 0.1
+
+
 @pytest.mark.parametrize("wire", [E4M3, Int8(0), Scaled(jnp.float8_e5m2, 16)])
 @pytest.mark.parametrize("mean", [True, False])
 def test_nothing_is_lost_over_all_steps(wire, mean):

@@ -1,11 +1,8 @@
-"""All-gathers by stages, a dimension per stage, with chunks in different orders of dimensions.
+"""Cascade: all-gathers by stages, a dimension per stage, whose chunks do not wait for each other.
 
 On a grid of 2 x 4 a chunk is gathered along one dimension, and then the gathered block along the
-other. While one dimension works the other would idle, so chunks follow one another.
-
-- ``Cascade``: chunks go from dimension to dimension one by one, each when it arrives.
-- ``BlueConnect``: all chunks take the dimensions in one order, in a pipeline.
-- ``Themis``: every chunk has its own order of dimensions.
+other. While one dimension works the other would idle, so chunks follow one another, each in the
+order of dimensions that loads all of them equally.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,11 +22,10 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.building.base import FIRST, IN_BLOCKS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import FIRST, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.grids import (
     RankGrid,
     checked_shape,
-    dimension_bandwidth,
     dimension_counts,
     dimension_patterns,
     dimension_seconds,
@@ -43,7 +39,6 @@ from jaxcoll.synth.building.sends import (
     first_chunk,
     gather_along,
     on_ranks,
-    schedule_of,
     steps,
 )
 from jaxcoll.topology import Topology
@@ -194,179 +189,3 @@ def _phases(
             )
             start += steps(patterns[dim])
         taken[order] += 1
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _Phases(Synthesizer):
-    """An algorithm whose chunks take one dimension of a grid after another, in whole blocks."""
-
-    shape: tuple[int, ...] | None = None
-
-    send_work: ClassVar[float] = IN_BLOCKS
-    put_off: ClassVar[float] = LATER
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.shape))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
-        return dimension_counts(problem.topology)
-
-    def _laid_out(
-        self, topology: Topology, collective: Collective
-    ) -> tuple[RankGrid, tuple[int, ...], Mapping[int, Pattern]]:
-        """The grid, the dimensions that the groups span, and the pattern along each.
-
-        Raises:
-            TopologyError: the network is not a grid.
-            CollectiveError: groups that are not subgrids of this grid.
-        """
-        rank_grid = rank_grid_of(topology, self.name, self.shape)
-        dims = group_dimensions(rank_grid, collective, self.name)
-        return rank_grid, dims, dimension_patterns(topology, rank_grid, dims)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlueConnect(_Phases):
-    """Reduce-scatter along every dimension from the innermost out, and all-gather back.
-
-    Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for deep learning
-    on heterogeneous network hierarchy" (2019). All chunks take the dimensions in the same order and
-    follow one another: while one is in the second dimension, the next is in the first. Along a
-    dimension ranks use its basic algorithm
-    (``jaxcoll.synth.building.grids.dimension_patterns``).
-
-    The network must be a grid: a mesh or torus, or a product of rings, switches and fully
-    connected networks; or ``shape`` declares it one. Groups must be subgrids of it.
-
-    Attributes:
-        shape: the sides of a grid of consecutive ranks, outermost first, to lay over the network;
-            None for the network's own grid.
-
-    Raises:
-        CollectiveError: the shape is not one.
-    """
-
-    name: ClassVar[str] = "blueconnect"
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        rank_grid, dims, patterns = self._laid_out(topology, collective)
-        # All phases last a slot of the longest pattern, so that chunks never meet in a dimension.
-        # In BlueConnect's pipeline, chunk c is in dimension p during slot c + p.
-        slot = max(steps(pattern) for pattern in patterns.values())
-        phases = []
-        for chunk in range(collective.chunks_per_shard):
-            for phase, dim in enumerate(dims):
-                start = (chunk + phase) * slot
-                index = np.asarray([chunk])
-                phases.append(
-                    gather_along(rank_grid.grid, dims[:phase], dim, patterns[dim], index, start)
-                )
-        return schedule_of(topology, collective, on_ranks(Sends.joined(phases), rank_grid.ranks))
-
-
-@dataclasses.dataclass(frozen=True)
-class Themis(_Phases):
-    """BlueConnect with an order of dimensions per chunk, chosen by greedy load balance.
-
-    Rashidi et al., "Themis: a network bandwidth-aware collective scheduling policy" (ISCA 2022),
-    as the TACOS paper describes it (Sec. VI-B.3). Chunks are scheduled one after another. The last
-    phase of an all-gather moves the most bytes, so a chunk gathers along the dimension with the
-    most load first, and along the one with the least load last (a reduce-scatter does the reverse);
-    its phases are then added to the loads. Loads are bytes over the bandwidth of a rank along the
-    dimension; latency is neglected, as sizes are not known. On each dimension chunks are served one
-    at a time, the earliest ready first.
-
-    Networks and groups must be grids, as for BlueConnect. With one chunk the two are the same.
-
-    Attributes:
-        shape: see ``BlueConnect``.
-
-    Raises:
-        CollectiveError: a shape that is none.
-    """
-
-    name: ClassVar[str] = "themis"
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        rank_grid, dims, patterns = self._laid_out(topology, collective)
-        side = {d: rank_grid.grid.shape[d] for d in dims}
-        rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}
-        orders = balanced_orders(side, rate, collective.chunks_per_shard)
-        phases = served(orders, side, rate)
-        # The steps of a phase begin at equal intervals; a step of the schedule is a moment at which
-        # some chunk begins one.
-        moments: dict[Phase, list[Fraction]] = {}
-        for phase in phases:
-            count, span = steps(patterns[phase.dim]), phase.end - phase.start
-            moments[phase] = [phase.start + span * s / count for s in range(count)]
-        step_of = {t: i for i, t in enumerate(sorted({t for m in moments.values() for t in m}))}
-        sends = []
-        for phase in phases:
-            order = orders[phase.chunk]
-            before = order[: order.index(phase.dim)]
-            index = np.asarray([phase.chunk])
-            part = gather_along(rank_grid.grid, before, phase.dim, patterns[phase.dim], index, 0)
-            step = np.asarray([step_of[t] for t in moments[phase]])[part.step]
-            sends.append(dataclasses.replace(part, step=step))
-        return schedule_of(topology, collective, on_ranks(Sends.joined(sends), rank_grid.ranks))
-
-
-class Phase(NamedTuple):
-    """A chunk on a dimension, from ``start`` to ``end`` in seconds for a shard of one byte."""
-
-    chunk: int
-    dim: int
-    start: Fraction
-    end: Fraction
-
-
-def balanced_orders(
-    side: Mapping[int, int], rate: Mapping[int, Fraction], chunks: int
-) -> list[tuple[int, ...]]:
-    """For each chunk the order in which it gathers along the dimensions.
-
-    Args:
-        side, rate: number of ranks, and bytes per second of a rank, for every dimension, outermost
-            first.
-        chunks: number of chunks.
-    """
-    load = dict.fromkeys(side, Fraction(0))
-    orders = []
-    for _ in range(chunks):
-        order = tuple(sorted(side, key=lambda d: -load[d]))  # equal loads: outermost first
-        orders.append(order)
-        for dim, seconds in zip(order, _durations(order, side, rate), strict=True):
-            load[dim] += seconds
-    return orders
-
-
-def _durations(
-    order: tuple[int, ...], side: Mapping[int, int], rate: Mapping[int, Fraction]
-) -> list[Fraction]:
-    """Seconds of each phase of a chunk of one byte; blocks grow by the sides gathered before."""
-    block, seconds = 1, []
-    for dim in order:
-        seconds.append(block * (side[dim] - 1) / rate[dim])
-        block *= side[dim]
-    return seconds
-
-
-def served(
-    orders: list[tuple[int, ...]], side: Mapping[int, int], rate: Mapping[int, Fraction]
-) -> list[Phase]:
-    """The times of each chunk on each dimension, if a dimension serves one chunk at a time."""
-    free = dict.fromkeys(side, Fraction(0))
-    ready = [Fraction(0)] * len(orders)
-    todo = [[*zip(order, _durations(order, side, rate), strict=True)] for order in orders]
-    phases = []
-    while any(todo):
-        waiting = [chunk for chunk, left in enumerate(todo) if left]
-        # The earliest start wins; among equals the chunk that was ready first, then the lower
-        # number. So every run is the same.
-        chunk = min(waiting, key=lambda c: (max(ready[c], free[todo[c][0][0]]), ready[c], c))
-        dim, seconds = todo[chunk].pop(0)
-        start = max(ready[chunk], free[dim])
-        free[dim] = ready[chunk] = start + seconds
-        phases.append(Phase(chunk, dim, start, start + seconds))
-    return phases

@@ -34,13 +34,13 @@ from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.synth.baselines.direct import Direct
 from jaxcoll.synth.building.base import DOUBLINGS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.derive import dealt
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.patterns.cascade import Cascade
-from jaxcoll.synth.patterns.ring import Direct
 from jaxcoll.topology import Topology
 
 # Passes and rounds of the variant that auto tries for groups.

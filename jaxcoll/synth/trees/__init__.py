@@ -1,8 +1,6 @@
 """Algorithms that send along trees.
 
-``pipeline`` is all_reduce up and down a few trees: double binary trees, C-Cube and TTO. ``blink``
-packs trees from one root, or lays chains inside hosts and two trees across them. ``multitree``
-grows one tree per rank. ``joint_trees`` and its kernel grow two trees per chunk, one to sum up and
-one to copy down. ``middle_trees`` sums little data in the middle of the network, ``earliest_tree``
-broadcasts little data, and ``striped_trees`` broadcasts much data over low trees.
+``multitree`` grows one tree per rank. ``joint_trees`` and its kernel grow two trees per chunk, one
+to sum up and one to copy down. ``middle_trees`` sums little data in the middle of the network,
+``earliest_tree`` broadcasts little data, and ``striped_trees`` broadcasts much data over low trees.
 """

@@ -11,6 +11,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,13 @@ from tensorstate.cost.cost import (
     estimate_cost,
     seconds_by_collective,
 )
-from tensorstate.cost.memory import EXACT, bytes_by_point, least_bytes_by_point
+from tensorstate.cost.memory import (
+    EXACT,
+    bytes_by_point,
+    input_bytes,
+    least_bytes_by_point,
+    most_bytes,
+)
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
@@ -176,13 +183,15 @@ def test_no_decisions_take_fewer_bytes_than_the_least(data):
     nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
     recomputed = frozenset(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else frozenset()
     decisions = Decisions(strategies, recomputing(recomputed))
-    running = find_kept(problem, decisions)
+    running, whole = find_kept(problem, decisions), 0.0
     for number, group in enumerate(problem.tensor_groups):
         try:
             reshards = [*reshard_plans(problem, decisions, running, number)]
         except PlanError:  # strategies that do not fit each other
             continue
         there = bytes_by_point(problem, number, strategies, reshards, running).sum(0)
+        whole += there + input_bytes(problem, reshards)
+        assert np.max(whole) <= most_bytes(problem)
         of_class = problem.strategies[group.class_id].all
         keepings = allowed(recompute=bool(recomputed))
         least = least_bytes_by_point(problem, number, of_class, keepings)
@@ -508,6 +517,7 @@ def test_stacks_of_residuals_cost_the_same_whoever_chooses_them():
     for reshard in stored:
         group = problem.tensor_groups[reshard.group]
         assert problem.graph.mirror(problem.graph.loops_around(reshard.tensors[0])) is not None
+        assert reshard.saved is not None
         nbytes = 8 * problem.local_bytes(group, reshard.saved)
         assert reshard.keeping_seconds == pytest.approx(4 * nbytes / bandwidth)
     assert not any(r.keeping_seconds for r in own.cost.reshards)

@@ -17,7 +17,7 @@ from tensorstate.cost.memory import EXACT, bytes_by_point, is_gradient
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
-from tensorstate.ir.placements import REPLICATED
+from tensorstate.ir.placements import REPLICATED, Placements
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
@@ -175,11 +175,11 @@ def test_a_copy_of_an_argument_that_a_second_run_reads_is_counted():
     network = AlphaBetaCosts(mesh, (1e-7,) * len(mesh.sizes), (1e8,) * len(mesh.sizes))
     problem = Problem(traced, network, HARDWARE["CPU"])
     graph = problem.graph
-    whole = (REPLICATED,) * len(mesh.sizes)
-    sharded = (0, *whole[1:])
+    whole: Placements = (REPLICATED,) * len(mesh.sizes)
+    sharded: Placements = (0, *whole[1:])
     narrow = [i for i in graph.inputs if graph.tensors[i].dtype == jnp.int8]
-    strategies = [whole] * len(graph.node_classes)
-    casts = set()
+    strategies: list[Placements] = [whole] * len(graph.node_classes)
+    casts = set[int]()
     for node in graph.nodes:
         if node.tensor in narrow:
             strategies[node.class_id] = sharded

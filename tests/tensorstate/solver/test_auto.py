@@ -12,6 +12,7 @@ import pytest
 
 from jaxcoll.numerics.program import Solution, Status
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
+from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
@@ -111,6 +112,23 @@ def test_a_plan_without_a_limit_that_fits_is_the_answer(monkeypatch, problem, ca
     found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
     assert found.decisions is free.decisions
     assert found.bound == free.bound
+
+
+def test_branch_and_bound_is_coarse_only_where_a_plan_may_not_fit(
+    monkeypatch, problem, candidates, free
+):
+    """To the gap it takes as long again: once, if the limit holds all tensors whole."""
+    gaps = []
+
+    def solve(question, milp, **_):
+        gaps.append(milp.gap)
+        return dataclasses.replace(free, bound=free.objective * (1 - milp.gap))
+
+    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    for limit in (most_bytes(problem), most_bytes(problem) - 1):
+        solve_auto(problem, candidates, memory_limit=limit)
+    gap = searches.Auto().gap
+    assert gaps == [gap, searches.COARSE_GAP, gap]
 
 
 def test_the_best_plan_has_the_highest_bound(monkeypatch, problem, candidates, limit, best, free):

@@ -10,7 +10,7 @@ from jaxcoll.bounds import ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import Hdrm, Rhd, synthesize
-from jaxcoll.synth.patterns.hdrm import rank_mapping
+from jaxcoll.synth.baselines.hdrm import rank_mapping
 
 
 @pytest.mark.parametrize(("ranks", "switches"), [(1, 2), (2, 4), (4, 8), (4, 16), (8, 4), (2, 2)])

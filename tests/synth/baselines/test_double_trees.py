@@ -19,7 +19,10 @@ from jaxcoll.synth import (
     Tto,
     synthesize,
 )
-from jaxcoll.synth.trees.pipeline import Tree, double_binary_trees, three_trees, two_trees
+from jaxcoll.synth.baselines.c_cube import two_trees
+from jaxcoll.synth.baselines.double_binary_tree import double_binary_trees
+from jaxcoll.synth.baselines.tree_pipeline import Tree
+from jaxcoll.synth.baselines.tto import three_trees
 from tests.synth.loads import link_loads
 
 

@@ -12,8 +12,8 @@ from jaxcoll.bounds import ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import BlueConnect, Ring2D, Themis, synthesize
+from jaxcoll.synth.baselines.themis import Phase, balanced_orders, served
 from jaxcoll.synth.building.grids import rank_grid_of
-from jaxcoll.synth.patterns.cascade import Phase, balanced_orders, served
 from jaxcoll.topology import Topology
 from tests.synth.loads import sent
 

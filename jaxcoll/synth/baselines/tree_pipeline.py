@@ -1,13 +1,8 @@
-"""All-reduce up and down a few trees that span all ranks: C-Cube, double binary tree, TTO.
+"""All-reduce up and down a few trees that span all ranks; the algorithms say which trees.
 
 Chunks follow one another, and each tree is a separate channel. Where several trees share links,
 messages can be put in the order in which they would start if every link served first come, first
 served (``by_arrival``).
-
-- C-Cube: two trees laid out on a DGX-1.
-- Double binary tree: two trees, where the leaves of one are inner ranks of the other. A leaf only
-receives in its tree; with both trees, every rank sends as much as it receives.
-- TTO: three trees on a 2D mesh.
 """
 
 from __future__ import annotations
@@ -20,24 +15,19 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import Message, simulate_messages
 from jaxcoll.synth.building.base import (
-    DOUBLINGS,
-    LAST,
-    LATER,
     Counts,
     Problem,
     Synthesizer,
     in_pieces,
 )
-from jaxcoll.synth.building.sends import check_everyone, routed
-from jaxcoll.topologies import dgx1
-from jaxcoll.topologies.generative.kautz_graphs import tree_parents
+from jaxcoll.synth.building.sends import routed
 from jaxcoll.topology import Topology
 
 # Columns of sends: step, src, dst, chunk, reduce, message; sends of one message are adjacent.
@@ -212,7 +202,7 @@ def _waits(src: list[int], dst: list[int], chunk: list[int]) -> list[tuple[int, 
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _Trees(Synthesizer):
+class FewTrees(Synthesizer):
     """All-reduce over a few trees by ``all_reduce``, with a number of pieces."""
 
     pieces: int | None = None
@@ -223,7 +213,7 @@ class _Trees(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
 
-class _AnySize(_Trees):
+class AnySize(FewTrees):
     """Trees for networks of any size, for which whole chunks (one piece) are worth trying too."""
 
     @classmethod
@@ -233,139 +223,3 @@ class _AnySize(_Trees):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk or, if messages are cut into pieces, the counts worth trying for a pipeline."""
         return in_pieces(self.pieces)
-
-
-# This symmetry of the network maps the first tree to the second.
-_SYMMETRY = np.asarray((6, 7, 4, 5, 2, 3, 0, 1))
-_FIRST = np.asarray((-1, 0, 1, 0, 5, 1, 2, 5))
-
-
-@dataclasses.dataclass(frozen=True)
-class CCube(_Trees):
-    """All-reduce over two binary trees that share no link of a DGX-1.
-
-    Cho, Son and Kim, "Logical/physical topology-aware collective communication in deep learning
-    training" (HPCA 2023). Their figure is not at hand; these trees have the properties that the
-    TACOS paper states of it (Sec. VI-B.5): they use one NVLink to each of a rank's four neighbours,
-    so 2 of its 6 are idle, and no link twice. Every rank is a leaf of one tree and inside the
-    other, both have height 3, and a symmetry of the network maps one onto the other. Results go
-    down while sums come up.
-
-    Its field ``pieces`` is that of ``DoubleBinaryTree``.
-    """
-
-    name: ClassVar[str] = "c_cube"
-    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)
-    put_off: ClassVar[float] = LAST
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``.
-
-        Raises:
-            TopologyError: the network is not a DGX-1.
-            CollectiveError: the groups are not all ranks in order.
-        """
-        wires = dgx1(merged=True)
-        joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-        wanted = set(zip(wires.src.tolist(), wires.dst.tolist(), strict=True))
-        if topology.num_ranks != 8 or not topology.is_direct or joined != wanted:
-            raise TopologyError(
-                f"c_cube is defined on a DGX-1 only (topologies.dgx1), {topology} is none"
-            )
-        check_everyone(collective, self.name)
-        return all_reduce(topology, collective, lambda _: two_trees(), self.pieces)
-
-
-def two_trees() -> tuple[Tree, Tree]:
-    """The two trees over the ranks of a DGX-1."""
-    second = np.empty(8, np.int64)
-    second[_SYMMETRY] = np.where(_FIRST >= 0, _SYMMETRY[_FIRST], -1)
-    return Tree.from_parents(_FIRST), Tree.from_parents(second)
-
-
-@dataclasses.dataclass(frozen=True)
-class DoubleBinaryTree(_AnySize):
-    """All-reduce over two binary trees with half the data each.
-
-    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-    (2009), with the trees of NCCL: in the first, ranks with more trailing zero bits are higher up;
-    the second is the first mirrored (even n) or shifted by one (odd n). Any number of ranks will
-    do, though the TACOS paper uses it only for powers of two. Topology-oblivious: parents and
-    children are routed over shortest paths.
-
-    Attributes:
-        pieces: see ``all_reduce``: 1 for the lowest latency.
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
-    """
-
-    name: ClassVar[str] = "double_binary_tree"
-    put_off: ClassVar[float] = LAST
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        return all_reduce(topology, collective, double_binary_trees, self.pieces)
-
-
-def double_binary_trees(n: int) -> Sequence[Tree]:
-    """The two trees over n ranks."""
-    first, second = tree_parents(n)
-    return Tree.from_parents(first), Tree.from_parents(second)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tto(_AnySize):
-    """All-reduce over three trees of a 2D mesh, chunks overlapping.
-
-    Laskar, Majhi, Kim, Shahid and Kim, "Enhancing collective communication in MCM accelerators for
-    deep learning training" (HPCA 2024). The first tree goes from the first corner down the first
-    column and along all rows; the second goes from the opposite corner along the last row and up
-    all columns; the third goes from the end of the first row along the rows above the diagonal and
-    down the columns below it. Every link carries at most the results of one tree and the sums of
-    another, except around one corner. The third tree of the authors' simulator leaves that corner
-    out, as it has two neighbours for three trees. Here both neighbours carry its data alternately.
-
-    Defined on meshes and tori of two dimensions, for all ranks at once.
-
-    Its field ``pieces`` is that of ``DoubleBinaryTree``.
-    """
-
-    name: ClassVar[str] = "tto"
-    put_off: ClassVar[float] = LATER
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``.
-
-        Raises:
-            TopologyError: the network is not a mesh of two dimensions.
-            CollectiveError: the groups are not all ranks in order.
-        """
-        sides = tuple(s for s in topology.grid.shape if s > 1) if topology.grid else ()
-        if len(sides) != 2:
-            raise TopologyError(
-                f"tto needs a mesh of two dimensions with sides of at least 2; {topology} is none"
-            )
-        check_everyone(collective, self.name)
-        first, second, third, other = three_trees(*sides)
-        share = (first, second, third, first, second, other)
-        return all_reduce(topology, collective, lambda _: share, self.pieces)
-
-
-def three_trees(rows: int, columns: int) -> tuple[Tree, Tree, Tree, Tree]:
-    """The trees over the ranks of a mesh, row by row, with both forms of the third."""
-    rank = np.arange(rows * columns)
-    row, column = np.divmod(rank, columns)
-    up, down, left, right = rank - columns, rank + columns, rank - 1, rank + 1
-
-    first = np.where(column > 0, left, up)
-    first[0] = -1
-    second = np.where(row < rows - 1, down, right)
-    second[-1] = -1
-    above_diagonal = row * (columns - 1) + column * (rows - 1) < (rows - 1) * (columns - 1)
-    inside = (row > 0) & (column > 0)
-    third = np.where(inside & ~above_diagonal, up, right)
-    third[columns - 1] = -1
-    corner = (rows - 1) * columns
-    other = third.copy()
-    other[corner] = corner - columns
-    return tuple(Tree.from_parents(parent) for parent in (first, second, third, other))  # type: ignore[return-value]

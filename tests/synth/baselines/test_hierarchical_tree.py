@@ -12,8 +12,8 @@ from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate, steady_seconds
 from jaxcoll.synth import DoubleBinaryTree, HierarchicalTree, synthesize
+from jaxcoll.synth.baselines.hierarchical_tree import hierarchical_trees
 from jaxcoll.synth.building.circles import ranks_per_host
-from jaxcoll.synth.trees.blink import hierarchical_trees
 
 
 def btree(n: int, rank: int) -> tuple[int, int]:

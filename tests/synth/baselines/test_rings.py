@@ -19,8 +19,8 @@ from jaxcoll.synth import (
     Ring2D,
     synthesize,
 )
+from jaxcoll.synth.baselines.ring import ORDERS
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.patterns.ring import ORDERS
 from tests.synth.loads import link_loads, sent
 
 
