@@ -64,6 +64,10 @@ REFUSALS = {
             jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
         )
     ),
+    "symbolic shapes in `ragged_all_to_all`": lambda v: jax.eval_shape(
+        lambda s: execute.ragged_all_to_all(s, s, *4 * [jnp.zeros(4, int)], axis_name="x"),
+        jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
+    ),
     "buffers of 2**31 elements per rank": lambda v: execute.all_gather(v, "x", schedule="ring"),
 }
 
@@ -104,7 +108,9 @@ def test_what_the_table_calls_mirrored_has_the_signature_of_lax():
         sums = ["accum_dtype", "order"] if name in ("psum", "pmean", "psum_scatter") else []
         moves = ("psum", "pmean", "psum_scatter", "all_gather", "all_to_all")
         wires = ["wire_dtype"] if name in moves else []
-        assert own == ["schedule", "lowering", *sums, *wires], name
+        ragged = name == "ragged_all_to_all"
+        bounds, checks = (["largest"], ["check"]) if ragged else ([], [])
+        assert own == [*bounds, "schedule", "lowering", *checks, *sums, *wires], name
         for p, parameter in theirs.items():
             assert (ours[p].default, ours[p].kind) == (parameter.default, parameter.kind), (name, p)
 
