@@ -16,6 +16,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError, shown
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology, rebuilt
 
 # A link of Fugaku and its latency by the data sheet of TofuD (Ajima et al., Cluster 2018).
@@ -71,7 +72,7 @@ class Machine:
         share = (ranks - 1) / ranks if kind in KINDS else 1.0
         return share / self.injection(ranks)
 
-    def least_seconds(self, network: Topology, collective: Collective, nbytes: float) -> float:
+    def least_seconds(self, network: Topology, collective: Collective, nbytes: Number) -> float:
         """Seconds that nothing can beat on the machine, by the data sheet.
 
         It is the bound of the network, or that of a rank's ports if the network leaves out links.
@@ -81,7 +82,7 @@ class Machine:
             nbytes: of a rank's buffer.
         """
         if self.node is not None:
-            return self.sends_in(collective.kind, network.num_ranks) * nbytes
+            return self.sends_in(collective.kind, network.num_ranks) * float(nbytes)
         return bound(network, collective, nbytes).time
 
     def injection(self, ranks: int) -> float:
