@@ -1,10 +1,10 @@
-"""The program of a rank that times sums and exchanges of fewer bytes.
+"""The program of a rank that times exchanges of tokens: ``python -m experiments.wires.experts``.
 
-``python -m experiments.wires.fewer_bytes PLAN ROWS``, started once per rank by ``emulate``
-(``benchmarks/fewer_bytes.py``). Sums are those of normally distributed numbers, on wires of fewer
-bits (``wire_dtype=``); exchanges are of tokens, whose numbers follow Zipf's law, as blocks of
-unequal sizes (``ragged_all_to_all``) and as blocks that are all as long as the longest. Rank 0
-writes a line of JSON per case: seconds, bytes that a rank sends, and the largest error.
+Started once per rank by ``emulate`` (``benchmarks/wire_experts.py``), with the files of a plan and
+of the rows. Tokens, whose numbers follow Zipf's law, go to experts as blocks of unequal sizes
+(``ragged_all_to_all``) and as blocks that are all as long as the longest, once and in a step of
+training. Rank 0 writes a line of JSON per case: seconds, the most bytes that a rank sends, and the
+largest difference from ``jax.lax``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import jaxcoll as jc
-from experiments.wires.rank import AXIS, DEFAULT, LAX, WIDTH, Program, Rank
-from jaxcoll.execute.wires import Int8, Wire, wire_of
+from experiments.wires.rank import AXIS, LAX, Program, Rank
 
 RAGGED, PADDED = "ragged", "padded"
 
@@ -40,37 +39,6 @@ class Cases(Rank):
         sharding = jax.NamedSharding(self.mesh, jax.P(AXIS))
         flat = values.reshape(-1, *values.shape[2:])
         return jax.make_array_from_callback(flat.shape, sharding, lambda index: flat[index])
-
-    def sums(self) -> dict[str, Any]:
-        """A psum by ``jax.lax``, by the default, and by the default on each wire."""
-        n = self.mesh.size
-        length = self.plan["nbytes"] // WIDTH // n * n
-        values = self.draw.standard_normal((n, length)).astype(np.float32)
-        exact = values.astype(np.float64).sum(axis=0)
-        x = self.of_ranks(values)
-
-        def made(by: Any, **more: Any) -> Program:
-            return self.compiled(lambda v: by.psum(v, AXIS, **more), True, x)
-
-        wires: dict[str, Wire] = {
-            "bfloat16": wire_of(jnp.bfloat16),
-            "float8_e4m3fn": wire_of(jnp.float8_e4m3fn),
-            "int8": Int8(0),
-        }
-        programs = {LAX: made(jax.lax)}
-        with jc.use_topology(self.network):
-            programs[DEFAULT] = made(jc)
-            programs |= {name: made(jc, wire_dtype=wire) for name, wire in wires.items()}
-        # To the other ranks a shard each, and from them the sum of one's own to all others.
-        shard = length // n
-        sent = {LAX: shard * WIDTH, DEFAULT: shard * WIDTH}
-        sent |= {name: wire.nbytes(shard) for name, wire in wires.items()}
-        nbytes = {name: 2 * (n - 1) * each for name, each in sent.items()}
-        seconds, found = self.timed(programs, x, self.plan["calls"])
-        error = {
-            name: float(abs(each - exact).max() / abs(exact).max()) for name, each in found.items()
-        }
-        return {"case": "psum", "seconds": seconds, "bytes": nbytes, "error": error}
 
     def exchange(self, same: bool) -> dict[str, Any]:
         """Tokens to experts, one rank each: blocks of unequal sizes, and padded ones."""
@@ -216,7 +184,6 @@ def main(plan_path: str, rows_path: str) -> None:
     jax.distributed.initialize()
     cases = Cases(plan)
     for line in (
-        cases.sums(),
         cases.exchange(same=True),
         cases.exchange(same=False),
         cases.training(),
