@@ -6,18 +6,20 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from experiments.timing import RESULTS, report
+from experiments.recording import table, write_block
+from experiments.timing import RESULTS, earlier, report
 from experiments.wires.networks import NETWORKS
 from experiments.wires.programs import lines_of
 from jaxcoll.synth.native import JAX_LAX
 
 _NETWORKS = ("torus 2x4", "switch of 8", "two hosts of 4")
 _CASES = 3
+PAGE = Path(__file__).parents[2] / "docs" / "mixture-of-experts.md"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -30,7 +32,28 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--skew", type=float, default=1.0, help="exponent of Zipf (%(default)s)")
     parser.add_argument("--calls", type=int, default=5, help="of each program (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all numbers (%(default)s)")
-    report("wire_experts", _rows(parser.parse_args(argv)))
+    parser.add_argument("--page", action="store_true", help="write the rows there are to the page")
+    options = parser.parse_args(argv)
+    if options.page:
+        write_block(PAGE, "tokens on cables", page_table(earlier("wire_experts")))
+        return
+    report("wire_experts", _rows(options))
+
+
+def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row per network and case: the milliseconds of every way, and the bytes of both."""
+    cases: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault((row["network"], row["case"]), {})[row["program"]] = row
+    ways = (JAX_LAX, "padded", "ragged")
+    header = ["network", "exchange", *(f"{way}, ms" for way in ways), "ragged, of the better"]
+    lines = []
+    for (network, case), found in cases.items():
+        ms = {way: found[way]["ms"] for way in ways}
+        share = ms["ragged"] / min(ms[JAX_LAX], ms["padded"])
+        sent = [f"{found[way]['MB sent']:.2f}" for way in ("padded", "ragged")]
+        lines.append([network, case, *(f"{ms[way]:.0f}" for way in ways), f"{share:.2f}", *sent])
+    return table([*header, "MB padded", "MB ragged"], lines)
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
