@@ -100,7 +100,7 @@ class Cast(Wire):
     dtype: Any = jnp.bfloat16
 
     def __post_init__(self) -> None:
-        if jnp.dtype(self.dtype) not in (jnp.bfloat16, jnp.float16):
+        if _dtype_of(self.dtype) not in (jnp.bfloat16, jnp.float16):
             raise CollectiveError(
                 f"Cast sends bfloat16 or float16, got {checks.shown(self.dtype)}; of floats of 8 "
                 "bits blocks have a scale each: Scaled"
@@ -199,7 +199,7 @@ class Scaled(_Blocks):
     block: int = BLOCK
 
     def __post_init__(self) -> None:
-        if jnp.dtype(self.dtype) not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+        if _dtype_of(self.dtype) not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
             raise CollectiveError(
                 f"Scaled sends float8_e4m3fn or float8_e5m2, got {checks.shown(self.dtype)}"
             )
@@ -243,7 +243,8 @@ class Int8(_Blocks):
     and does that by itself.
 
     Attributes:
-        key: a key of ``jax.random``, made of the seed: an integer or a key, which may be traced.
+        key: a key of ``jax.random``, made of the seed: an integer of at least 0 and below 2**32, or
+            a key; both may be traced.
         block: elements that share a scale, of 4 bytes.
 
     Raises:
@@ -297,18 +298,30 @@ jax.tree_util.register_pytree_node(Int8, lambda wire: ((wire.key,), wire.block),
 
 
 def _key_of(seed: Any) -> jax.Array:
-    dtype, shape = getattr(seed, "dtype", None), np.shape(seed)
+    dtype, shape = getattr(seed, "dtype", None), getattr(seed, "shape", ())
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
         return seed
-    if dtype == jnp.uint32 and len(shape) == 1:  # of jax.random.PRNGKey
-        return jax.random.wrap_key_data(seed)
-    is_integer = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
-    if not is_integer or isinstance(seed, bool) or shape != ():
-        raise CollectiveError(
-            "Int8 rounds by random bits that are drawn from a seed: an integer or a key of "
-            f"jax.random, got {checks.shown(seed)}"
-        )
-    return jax.random.key(seed)
+    if dtype == jnp.uint32 and shape == (2,):  # of jax.random.PRNGKey
+        return jax.random.wrap_key_data(seed, impl="threefry2x32")
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer) and shape == ():
+        return jax.random.key(seed)
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        # Without 64-bit types keys have the lowest 32 bits of a seed alone.
+        number = checks.integer(seed, "seed", CollectiveError, least=0, most=2**32 - 1)
+        return jax.random.key(number)
+    raise CollectiveError(
+        "Int8 rounds by random bits that are drawn from a seed: an integer or a key of jax.random, "
+        f"got {checks.shown(seed)}"
+    )
+
+
+def _dtype_of(value: Any) -> Any:
+    """The dtype that a value names; ``None`` if it names none."""
+    # To NumPy None is float64, and texts are parsed.
+    try:
+        return None if value is None else jnp.dtype(value)
+    except (TypeError, ValueError, SyntaxError):
+        return None
 
 
 def wide_of(dtype: Any) -> Any:
@@ -332,10 +345,7 @@ def wire_of(wire_dtype: Any) -> Wire:
         raise CollectiveError(
             f"wire_dtype= was the class {wire_dtype.__name__}; give one of its instances"
         )
-    try:
-        dtype = jnp.dtype(wire_dtype)
-    except TypeError:
-        dtype = None
+    dtype = _dtype_of(wire_dtype)
     if dtype in (jnp.bfloat16, jnp.float16):
         return Cast(dtype)
     if dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2):
