@@ -48,7 +48,8 @@ RESULTS = {
     },
     "jaxcoll.io.msccl": {"Block", "Instruction", "Program"},
     "jaxcoll.aot": {"Burst", "Instruction", "Module", "Summary", "Target"},
-    "jaxcoll.optax": {"ZeroState"},
+    "jaxcoll.optax": {"FeedbackState", "StepState", "ZeroState"},
+    "jaxcoll.execute.wires": {"Wire"},
     "tensorstate": {
         "AxisRules", "CollectiveCostModel", "Collectives", "Comparison", "Cost", "Decisions",
         "Graph", "HloComparison", "Memory", "MeshAssignment", "MeshShape", "Plan", "PlanSpecs",
@@ -61,6 +62,7 @@ FACES = {
     "jaxcoll.calibration": (jc.calibration, ""),
     "jaxcoll.comparison": (jc.comparison, ""),
     "jaxcoll.execute": (jc.execute, ""),
+    "jaxcoll.execute.wires": (jc.execute.wires, "wires."),
     "jaxcoll.grid": (jc.grid, ""),
     "jaxcoll.measured": (jc.measured, "measured."),
     "jaxcoll.expectation": (jc.expectation, ""),

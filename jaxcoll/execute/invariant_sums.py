@@ -89,15 +89,17 @@ class InvariantCall:
         ]
 
     def _floats(self, leaves: list[jax.Array]) -> list[jax.Array]:
-
+        if not leaves:
+            return []
         varied = self._varied(leaves)
+        shapes = [leaf.shape for leaf in leaves]
 
         def back(cotangents, _):
             if self._is_invarying:
                 own = self._varied(cotangents)
             else:
                 own = self._floats([x[None] for x in cotangents])
-            return [jnp.broadcast_to(x, leaf.shape) for x, leaf in zip(own, varied, strict=True)]
+            return [jnp.broadcast_to(x, shape) for x, shape in zip(own, shapes, strict=True)]
 
         return straight_through(lambda x, _: self._summed(x), back, varied)
 
@@ -207,7 +209,7 @@ def invariant_sum(
         accum_dtype: a wider dtype for addends and sums, which is rounded to that of ``x`` at last.
 
     Returns:
-        Arrays without that dimension, the same on all ranks.
+        Arrays without that dimension, the same on all ranks of a group.
 
     Raises:
         CollectiveError: a dimension of no addends or of too many, or as for ``jc.psum``.

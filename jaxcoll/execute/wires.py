@@ -100,7 +100,7 @@ class Cast(Wire):
     dtype: Any = jnp.bfloat16
 
     def __post_init__(self) -> None:
-        if jnp.dtype(self.dtype) not in (jnp.bfloat16, jnp.float16):
+        if _dtype_of(self.dtype) not in (jnp.bfloat16, jnp.float16):
             raise CollectiveError(
                 f"Cast sends bfloat16 or float16, got {checks.shown(self.dtype)}; of floats of 8 "
                 "bits blocks have a scale each: Scaled"
@@ -199,7 +199,7 @@ class Scaled(_Blocks):
     block: int = BLOCK
 
     def __post_init__(self) -> None:
-        if jnp.dtype(self.dtype) not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
+        if _dtype_of(self.dtype) not in (jnp.float8_e4m3fn, jnp.float8_e5m2):
             raise CollectiveError(
                 f"Scaled sends float8_e4m3fn or float8_e5m2, got {checks.shown(self.dtype)}"
             )
@@ -243,9 +243,9 @@ class Int8(_Blocks):
     and does that by itself.
 
     Attributes:
-        seed: a Python integer, or an integer or key of ``jax.random``, which may be traced. From
-            the first no array is made before an operand is encoded: a wire may be made in a file
-            of settings, before ``jax.distributed.initialize``.
+        seed: an integer of at least 0 and below 2**32, or a key of ``jax.random``; both may be
+            traced. Of a Python integer no array is made before an operand is encoded: such a wire
+            may be made in a file of settings, before ``jax.distributed.initialize``.
         block: elements that share a scale, of 4 bytes.
 
     Raises:
@@ -258,8 +258,7 @@ class Int8(_Blocks):
 
     def __post_init__(self) -> None:
         checks.integer(self.block, "block", CollectiveError, least=1)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            checks.put(self, seed=_key_of(self.seed))
+        checks.put(self, seed=_seed_of(self.seed))
 
     @property
     def key(self) -> jax.Array:
@@ -308,19 +307,31 @@ def _unflattened(known: tuple, children: Sequence[Any]) -> Int8:
 jax.tree_util.register_pytree_node(Int8, _flattened, _unflattened)
 
 
-def _key_of(seed: Any) -> jax.Array:
-    dtype, shape = getattr(seed, "dtype", None), np.shape(seed)
+def _seed_of(seed: Any) -> Any:
+    """A seed as a Python integer, or as a key."""
+    dtype, shape = getattr(seed, "dtype", None), getattr(seed, "shape", ())
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
         return seed
-    if dtype == jnp.uint32 and len(shape) == 1:  # of jax.random.PRNGKey
-        return jax.random.wrap_key_data(seed)
-    is_integer = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
-    if not is_integer or isinstance(seed, bool) or shape != ():
-        raise CollectiveError(
-            "Int8 rounds by random bits that are drawn from a seed: an integer or a key of "
-            f"jax.random, got {checks.shown(seed)}"
-        )
-    return jax.random.key(seed)
+    if dtype == jnp.uint32 and shape == (2,):  # of jax.random.PRNGKey
+        return jax.random.wrap_key_data(seed, impl="threefry2x32")
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer) and shape == ():
+        return jax.random.key(seed)
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        # Without 64-bit types keys have the lowest 32 bits of a seed alone.
+        return checks.integer(seed, "seed", CollectiveError, least=0, most=2**32 - 1)
+    raise CollectiveError(
+        "Int8 rounds by random bits that are drawn from a seed: an integer or a key of jax.random, "
+        f"got {checks.shown(seed)}"
+    )
+
+
+def _dtype_of(value: Any) -> Any:
+    """The dtype that a value names; ``None`` if it names none."""
+    # To NumPy None is float64, and texts are parsed.
+    try:
+        return None if value is None else jnp.dtype(value)
+    except (TypeError, ValueError, SyntaxError):
+        return None
 
 
 def wide_of(dtype: Any) -> Any:
@@ -344,10 +355,7 @@ def wire_of(wire_dtype: Any) -> Wire:
         raise CollectiveError(
             f"wire_dtype= was the class {wire_dtype.__name__}; give one of its instances"
         )
-    try:
-        dtype = jnp.dtype(wire_dtype)
-    except TypeError:
-        dtype = None
+    dtype = _dtype_of(wire_dtype)
     if dtype in (jnp.bfloat16, jnp.float16):
         return Cast(dtype)
     if dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2):

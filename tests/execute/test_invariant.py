@@ -260,6 +260,8 @@ def test_groups_several_axes_integers_and_wider_dtypes():
     )(tree)  # fmt: skip
     np.testing.assert_array_equal(got["i"], tree["i"].sum(0))
     np.testing.assert_array_equal(got["b"], (x > 0).sum(0))
+    counted = divided(tree["i"], 8, function=lambda v: jc.psum(v[0], "x", order="invariant"))
+    np.testing.assert_array_equal(counted, got["i"])
     narrow = numbers(8, 50, dtype="bfloat16")
     wide = divided(narrow, 8, accum_dtype=jnp.float32)
     assert differing(wide, np.asarray(local_sum(narrow.astype(np.float32))).astype("bfloat16")) == 0

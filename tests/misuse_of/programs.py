@@ -84,6 +84,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "reduce": (traced(jc.reduce), {**COMMON, "schedule": None, "root": 0}),
     "gather": (traced(jc.gather), {**COMMON, "schedule": None, "root": 0}),
     "scatter": (traced(jc.scatter), {**COMMON, "schedule": None, "root": 0}),
+    "wires.Cast": (jc.execute.wires.Cast, {"dtype": "bfloat16"}),
+    "wires.Scaled": (jc.execute.wires.Scaled, {"dtype": "float8_e5m2", "block": 32}),
+    "wires.Int8": (jc.execute.wires.Int8, {"seed": 3, "block": 32}),
+    "wires.wire_of": (jc.execute.wires.wire_of, {"wire_dtype": "bfloat16"}),
     "use_topology": (
         lambda **given: jc.use_topology(**given).__enter__(), {"topology": 5, "execution": None}
     ),

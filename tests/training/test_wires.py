@@ -88,6 +88,30 @@ def test_int8_draws_other_bits_in_every_step(make):
     assert not np.array_equal(steps(4)[0], first)
 
 
+@pytest.mark.parametrize("wire", [E4M3, Int8(0)])
+def test_shards_by_a_wire_are_near_and_go_to_another_number_of_ranks(wire):
+    given = {name: x for name, x in gradients(0).items() if name != "c"}
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), given)
+
+    def steps_on(ranks, state):
+        mesh = mesh_of(ranks)
+        optimizer: Any = jc.optax.zero("x", optax.trace(0.5), wire_dtype=wire, mesh=mesh)
+        state = optimizer.init(params) if state is None else state
+        run = sharded(
+            lambda tree, state: optimizer.update(own(tree), state, params),
+            mesh, (P("x"), P("x")), (P(), P("x")),
+        )  # fmt: skip
+        return run(jax.tree.map(lambda x: x[:ranks], given), state)
+
+    first, state = steps_on(RANKS, None)
+    state = jc.optax.reshard_zero(state, params, RANKS, 2)
+    second, _ = steps_on(2, state)
+    for name, x in given.items():
+        exact, most = x.mean(0), abs(given["b"]).max()
+        assert abs(first[name] - exact).max() <= most / 8
+        assert abs(second[name] - x[:2].mean(0) - exact / 2).max() <= most / 4
+
+
 # ---------------------------------------------------------------------- error feedback
 
 
