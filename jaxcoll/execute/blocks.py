@@ -162,7 +162,7 @@ class Exchange:
         padded = axes.num_ranks * (len(self.most) - 1) * -(-most // unit) + spare
         if found.is_open and padded < runs.program.rows_sent + runs.program.num_permutes * spare:
             return self._equal(most)
-        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.program.pairs
+        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.placed
 
         def run(x: jax.Array) -> jax.Array:
             rows = x.reshape(pairs.inputs, unit, *x.shape[1:])
