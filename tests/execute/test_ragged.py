@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute.lowerings import buffer
 from tests.execute.harness import mesh_of, sharded
 
 ROWS, OUT, WIDTH = 9, 40, 3
@@ -314,6 +315,28 @@ def test_derivatives(options, groups):
     np.testing.assert_array_equal(backward[1], output)
     np.testing.assert_array_equal(value, expected(given, groups))
     np.testing.assert_array_equal(forward, value)  # it is linear
+
+
+@pytest.mark.parametrize("options", [{"lowering": "scan"}, {"schedule": "min_congestion"}], ids=str)
+def test_rows_that_nobody_writes_count_for_nothing(options, monkeypatch):
+    """Neither there nor back, whatever stands in memory that was not cleared."""
+
+    def filled(like, length):
+        rows = jnp.full((length, *like.shape[1:]), jnp.nan, like.dtype)
+        return buffer.cast_like(rows, like)
+
+    monkeypatch.setattr(buffer, "blank", filled)
+    given = case(19, MOST)
+    program = on_mesh(largest=MOST, check=False, **{"schedule": "direct", **options})
+
+    def back(operand, output):
+        value, transpose = jax.vjp(lambda *x: program(*x, *given[2:]), operand, output)
+        return value, transpose(value)
+
+    value, (operand, _) = jax.jit(back)(given.operand, given.output)
+    np.testing.assert_array_equal(value, expected(given))
+    wanted, _ = transposed(given, expected(given))
+    np.testing.assert_allclose(operand, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_vmap():
