@@ -156,13 +156,15 @@ class Exchange:
     def _unequal(self, operand: jax.Array) -> Blocks:
         found = self._sharing(operand)
         axes, groups, unit = found.axes, found.groups, found.unit
+        if isinstance(found.runs, Native):
+            return self._equal(int(self.between.max()))
         spare = axes.num_ranks * PERMUTE_BYTES // (unit * _row_bytes(operand))
-        runs = Unequal(found.runs, found.pairs, spare)  # type: ignore[arg-type]
+        runs = Unequal(found.runs, found.pairs, spare)
         most = int(self.between.max())
         padded = axes.num_ranks * (len(self.most) - 1) * -(-most // unit) + spare
         if found.is_open and padded < runs.program.rows_sent + runs.program.num_permutes * spare:
             return self._equal(most)
-        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.program.pairs
+        call, pairs = Call("all_to_all", runs, axes, lowering=self.lowering), runs.placed
 
         def run(x: jax.Array) -> jax.Array:
             rows = x.reshape(pairs.inputs, unit, *x.shape[1:])
@@ -185,18 +187,19 @@ class Exchange:
             _check_ranks(self.choice, self.axes)
             runs = derived(self.choice, "all_to_all")
             return Sharing(self.axes, self.all_groups, _among(self.all_groups, amounts), unit, runs)
-        place = call.place(like)
+        place, most = call.place(like), int(self.between.max())
         pairs = _among(place.collective.groups, amounts)
         has_native = backend_of(place.platform) in _WITH_NATIVE
-        runs = shared(self.choice, place, pairs, nbytes, has_native)
+        is_open = self.choice is None and self.lowering == "auto"
+        padded = nbytes if has_native else _row_bytes(operand) * len(self.most) * most
+        runs = shared(self.choice, place, pairs, nbytes, padded if is_open else None)
         if runs is not None:
             return Sharing(place.axes, place.collective.groups, pairs, unit, runs)
-        if self.choice is None and self.lowering == "auto" and has_native:
+        if is_open and has_native:
             runs = Native(Collective("all_to_all", self.axes.num_ranks, 1, self.all_groups))
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups
-        is_open = self.choice is None and self.lowering == "auto"
         return Sharing(axes, groups, _among(groups, amounts), unit, schedule, is_open)
 
 

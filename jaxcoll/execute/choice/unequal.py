@@ -22,7 +22,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import rounds_of_steps
 from jaxcoll.synth import OpenShop, Portfolio, synthesizer_named
-from jaxcoll.synth.native import JAX_LAX
+from jaxcoll.synth.native import JAX_LAX, lax_seconds
 from jaxcoll.topology import Topology
 
 # Into how many pieces the bytes of the narrowest port are cut. Each is a permute or more, so few
@@ -31,7 +31,7 @@ _PIECES = (8, 32)
 
 
 def shared(
-    choice: Choice, place: Place, pairs: PairRows, nbytes: int, has_native: bool = False
+    choice: Choice, place: Place, pairs: PairRows, nbytes: int, native: int | None = None
 ) -> Schedule | Native | None:
     """What runs a call whose schedule is made for its blocks; ``None`` where equal ones serve.
 
@@ -40,11 +40,12 @@ def shared(
         place: where the call runs.
         pairs: rows between the ranks of ``place.collective``.
         nbytes: of the larger of a rank's input and output.
-        has_native: whether ``jax.lax`` may run it.
+        native: bytes of a rank's buffer where ``jax.lax`` runs the call: those of the blocks, or
+            more where it pads them; ``None`` where it may not.
     """
     maker = synthesizer_named(choice) if isinstance(choice, str) else choice
     if (maker is None and place.topology is not None) or isinstance(maker, Portfolio):
-        found = priced(place, pairs, nbytes, has_native and maker is None)
+        found = priced(place, pairs, nbytes, native if maker is None else None)
         return taken(found, margin=margin_of(place.costs, place.topology)).runs
     if isinstance(maker, OpenShop):
         topology = place.topology or default_topology(place.collective.num_ranks)
@@ -54,11 +55,12 @@ def shared(
 
 @functools.lru_cache(maxsize=256)
 def priced(
-    place: Place, pairs: PairRows, nbytes: int, has_native: bool = False
+    place: Place, pairs: PairRows, nbytes: int, native: int | None = None
 ) -> tuple[Candidate, ...]:
     """The ways to run an exchange of unequal blocks, priced; ``jax.lax`` first, if it may.
 
-    ``jax.lax`` sends every block whole and at once, and is priced so.
+    ``jax.lax`` sends every block whole and at once, and is priced so; as its all_to_all where it
+    pads them.
     """
     topology = place.topology or default_topology(place.collective.num_ranks)
     whole = OpenShop(float(max(nbytes, 1)), pieces=1)
@@ -69,9 +71,11 @@ def priced(
     # Cut into few pieces, blocks may be whole all the same.
     each = {schedule.digest: (label, schedule) for label, schedule in reversed(made.items())}
     found = [_candidate(*each, place, nbytes) for each in reversed(each.values())]
-    charge = place.costs.native_seconds("all_to_all", nbytes, place.collective.num_ranks)
-    if has_native and charge is not None:
+    charge = place.costs.native_seconds("all_to_all", native or nbytes, place.collective.num_ranks)
+    if native is not None and charge is not None:
         links = found[0].links
+        if native > nbytes and place.topology is not None:
+            links = lax_seconds(topology, place.collective, native, place.costs)
         found.insert(0, Candidate(JAX_LAX, Native(place.collective), links, charge))
     return tuple(found)
 

@@ -59,6 +59,11 @@ class Unequal:
         program = unequal_program(self.schedule, self.pairs, self.spare)
         return _backwards(program) if self.is_backwards else program
 
+    @property
+    def placed(self) -> PairRows:
+        """The rows of the blocks as they lie in input and output."""
+        return self.program.pairs or self.pairs
+
     def reverse(self) -> Unequal:
         """The blocks going back, as ``Schedule.reverse``."""
         if self.program.is_direct:  # going back they must lie in the rounds in which they came

@@ -29,6 +29,13 @@ def test_every_collective():
 
 
 @pytest.mark.slow
+def test_a_fault_of_one_rank_ends_all_processes():
+    for said in printed(2, 2, "ragged"):
+        assert "on rank 3 send_sizes[1] is -1" in said["ragged"], said
+        assert said["ragged"].rstrip().endswith("OK"), said
+
+
+@pytest.mark.slow
 def test_every_collective_on_eight_devices():
     for said in printed(2, 4, "both"):
         assert said["both"].rstrip().endswith("OK"), said

@@ -231,7 +231,41 @@ def check(got, want) -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), want[shard.index])
 
 
+def ragged(process: int) -> None:
+    """Slices of unequal sizes between processes, and a fault of one rank, which all name."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll as jc
+    from tests.execute.harness import mesh_of
+    from tests.execute.test_ragged import MOST, case, expected
+
+    given, mesh = case(0, MOST, fill=1.0), mesh_of(4)
+
+    def call(*arguments):
+        mine = (each[0] for each in arguments)
+        return jc.ragged_all_to_all(*mine, axis_name="x", largest=MOST, schedule="direct")[None]
+
+    def placed(whole):
+        return jax.make_array_from_callback(
+            whole.shape, NamedSharding(mesh, P("x")), lambda index: whole[index]
+        )
+
+    program = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+    found, wanted = program(*map(placed, given)), expected(given)
+    for part in found.addressable_shards:
+        np.testing.assert_array_equal(part.data, wanted[part.index])
+    given.send_sizes[3, 1] = -1
+    try:
+        jax.block_until_ready(program(*map(placed, given)))
+    except jax.errors.JaxRuntimeError as error:
+        print(error)
+
+
 TASKS = {
+    "ragged": ragged,
     "same": run_all,
     "both": functools.partial(run_all, lowerings=2),
     "differ": differ,
