@@ -458,7 +458,7 @@ class LocalExecutor:
         An operand that is rebuilt needs no barrier: its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
-        if self._widens(operator):
+        if self._widens(operator) or self._is_reordered(operator, tensor):
             return True
         if not again and region is None:
             return False
@@ -479,6 +479,11 @@ class LocalExecutor:
         made = sum(tensors[use.tensor].nbytes for use in operator.results)
         of_arguments = all(each.producer is None for each in read)
         return of_arguments and made > sum(each.nbytes for each in read)
+
+    def _is_reordered(self, operator: Operator, tensor: int) -> bool:
+        """Whether XLA for CPUs copies an operand into another order, which it could at any time."""
+        read = (operator.operands[k].tensor for k in operator.reordered)
+        return not self.overlap and tensor in read
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.

@@ -134,3 +134,29 @@ def test_casts_of_narrow_arguments_wait_for_the_products_before_them():
     casts = re.findall(r"convert (%\w+)\S* : \(tensor<16x16xi8>\)", text)
     assert len(casts) == layers
     assert [cast in behind for cast in casts] == [False, *[True] * (layers - 1)]
+
+
+def test_operands_in_another_order_wait_for_the_products_before_them():
+    """XLA copies them for the gradient of a kernel, which it could do as early as they are made."""
+
+    def step(kernels, x):
+        def loss(kernels):
+            y = x
+            for kernel in kernels:
+                dims = ("NHWC", "HWIO", "NHWC")
+                y = jnp.tanh(lax.conv_general_dilated(y, kernel, (1, 1), "SAME", None, None, dims))
+            return jnp.mean(y**2)
+
+        return [k - g for k, g in zip(kernels, jax.grad(loss)(kernels), strict=True)]
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, 4, 4), jnp.float32)] * 2
+    arguments = (kernels, jax.ShapeDtypeStruct((4, 8, 8, 4), jnp.float32))
+    plan = solve_baseline(
+        Problem(trace(step, arguments), AlphaBetaCosts(MESH, (1e-6,), (1e9,)), HARDWARE["CPU"]),
+        "ddp",
+    )
+    text = plan.apply(collectives=lax_collectives).jit().lower(*arguments).as_text()
+    behind = set(re.findall(r"(%\d+)(?::\d+)? = stablehlo.optimization_barrier", text))
+    gradients = re.findall(r"convolution\((%\w+)\S*, \S+\) dim_numbers = \[f,", text)
+    assert len(gradients) == 2
+    assert set(gradients) <= behind
