@@ -145,6 +145,12 @@ def search(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
     _check_devices(devices, sizes, topology, network)
+    if topology is not None and device.network is not None:
+        raise PlanError(
+            f"{device.name} was measured with the times of its own collectives, which topology= "
+            "would replace: leave topology= out, or give dataclasses.replace(hardware, "
+            "network=None) for its rates of compute alone"
+        )
     _check_stages(stages, sizes, recompute)
     schedule = checked_schedule(pipeline_schedule, stages)
     with reporting(progress, "searching", PlanError) as told:

@@ -458,12 +458,32 @@ class LocalExecutor:
         An operand that is rebuilt needs no barrier: its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
+        if self._widens(operator) or self._is_reordered(operator, tensor):
+            return True
         if not again and region is None:
             return False
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
         return not (same or self.table.reruns(producer))
+
+    def _widens(self, operator: Operator) -> bool:
+        """Whether an operator on CPU makes more bytes of arguments alone, as a cast of int8 does.
+
+        Nothing else would keep XLA from making those of all layers at first.
+        """
+        tensors = self.graph.tensors
+        if self.overlap or operator.kind != "elementwise" or operator.phase != "forward":
+            return False
+        read = [tensors[use.tensor] for use in operator.operands]
+        made = sum(tensors[use.tensor].nbytes for use in operator.results)
+        of_arguments = all(each.producer is None for each in read)
+        return of_arguments and made > sum(each.nbytes for each in read)
+
+    def _is_reordered(self, operator: Operator, tensor: int) -> bool:
+        """Whether XLA for CPUs copies an operand into another order, which it could at any time."""
+        read = (operator.operands[k].tensor for k in operator.reordered)
+        return not self.overlap and tensor in read
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.

@@ -132,6 +132,7 @@ class Liveness:
         self.returned = {o.view.tensor for o in outputs if o.updates is None}
         self.replacing = {o.view.tensor for o in outputs} - self.returned
         self.runs, self.rerun_at = self._runs()
+        self.rerun_for_readers = {o.index: self._earlier_rerun(o) for o in graph.operators}
         # A row of counts for each reason: of all keepings, since the search decides later.
         spans = ((keeping, span.name) for keeping in table.KEEPINGS for span in keeping.spans)
         reasons: list[Reason] = [*COUNTS, *spans]
@@ -209,6 +210,21 @@ class Liveness:
             may_run = any(keeping.may_keep(self.graph, operator.index) for keeping in again)
             rerun_at[operator.index] = first if may_run else self.end
         return runs, rerun_at
+
+    def _earlier_rerun(self, operator: Operator) -> int:
+        """The point at which an operator reruns if an operator that reads its results does so.
+
+        That may be before any read of its own results: the products of a layer rerun where the next
+        layer reads the activation that is computed from them. Longer chains are not followed: which
+        of their operators rerun is decided later, and most plans store one of them.
+        """
+        readers = {c.index for use in operator.results for c in self.consumers(use.tensor)}
+        by_readers = (
+            self._entered(operator, reader, self.rerun_at[reader])
+            for reader in readers
+            if self.graph.operators[reader].phase == "forward"
+        )
+        return min(self.rerun_at[operator.index], *by_readers, self.end)
 
     def _entered(self, operator: Operator, consumer: int, point: int) -> int:
         """The point from which on a consumer reads results that run outside of its loop."""
@@ -462,7 +478,7 @@ class Liveness:
             point = self.rerun_at[consumer.index]
             if consumer.phase != "forward" or point >= min(self.loop_end, self.end):
                 continue
-            points.append(point)
+            points += {point, self.rerun_for_readers[consumer.index]}
             if len(consumer.loops) > len(around) and consumer.loops[-1] in self.graph.mirrored:
                 points.append(self._bodies[self.graph.mirrored[consumer.loops[-1]]].last)
         return points

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 import tensorstate as ts
+from jaxcoll import topologies
 from jaxcoll.errors import TableWarning
 from tensorstate import measuring
 from tensorstate.hardware import MeasuredCosts
@@ -140,3 +141,17 @@ def test_bad_arguments_are_refused():
         dataclasses.replace(ts.HARDWARE["CPU"], network=5)  # type: ignore[arg-type]
     with pytest.raises(ts.PlanError, match=r"topology.*network.*measured"):
         ts.search(GRAPH, mesh={"data": 4}, hardware="CPU")
+
+
+def test_a_measured_network_is_not_dropped_for_a_stated_one():
+    """Its times are of the devices that are here, and a topology would silently replace them."""
+    mesh = ts.MeshShape.of({"data": 4})
+    costs = ts.AlphaBetaCosts(mesh, (1e-6,), (1e9,))
+    measured = dataclasses.replace(ts.HARDWARE["CPU"], network=costs)
+    ring = topologies.ring(4)
+    for axes in ({"data": 4}, None):
+        with pytest.raises(ts.PlanError, match=r"leave topology= out.*network=None"):
+            ts.search(GRAPH, mesh=axes, topology=ring, hardware=measured)
+    rates = dataclasses.replace(measured, network=None)
+    assert ts.search(GRAPH, mesh={"data": 4}, topology=ring, hardware=rates).problem.network
+    assert ts.search(GRAPH, mesh={"data": 4}, hardware=measured).problem.network is costs

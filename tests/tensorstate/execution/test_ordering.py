@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tensorstate import AlphaBetaCosts, solve_baseline, trace
 from tensorstate.execution.microbatch_loop import (
     ExecutionOrder,
     completion_scalar,
     materialize,
     wait_for,
 )
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import CPU_OPTIONS
+from tensorstate.hardware import HARDWARE
+from tensorstate.ir.placements import MeshShape
+from tensorstate.problem.problem import Problem
 
+MESH = MeshShape.of({"x": 2})
 W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
 
 
@@ -101,3 +107,56 @@ def test_an_order_tells_the_last_event():
     assert order.num_events == 2
     np.testing.assert_array_equal(order.latest, [2 * W[0, 0]])
     np.testing.assert_array_equal(order.delay([W + 1])[0], W + 1)
+
+
+def test_casts_of_narrow_arguments_wait_for_the_products_before_them():
+    """Nothing else would keep XLA from making the wide weights of all layers at first."""
+
+    def step(biases, narrow, x):
+        def loss(biases):
+            y = x
+            for bias, weights in zip(biases, narrow, strict=True):
+                y = jnp.tanh(y @ weights.astype(jnp.float32) + bias)
+            return jnp.mean(y**2)
+
+        return [b - g for b, g in zip(biases, jax.grad(loss)(biases), strict=True)]
+
+    layers = 3
+    biases = [jax.ShapeDtypeStruct((16,), jnp.float32)] * layers
+    narrow = [jax.ShapeDtypeStruct((16, 16), jnp.int8)] * layers
+    arguments = (biases, narrow, jax.ShapeDtypeStruct((32, 16), jnp.float32))
+    plan = solve_baseline(
+        Problem(trace(step, arguments), AlphaBetaCosts(MESH, (1e-6,), (1e9,)), HARDWARE["CPU"]),
+        "ddp",
+    )
+    text = plan.apply(collectives=lax_collectives).jit().lower(*arguments).as_text()
+    behind = set(re.findall(r"(%\d+)(?::\d+)? = stablehlo.optimization_barrier", text))
+    casts = re.findall(r"convert (%\w+)\S* : \(tensor<16x16xi8>\)", text)
+    assert len(casts) == layers
+    assert [cast in behind for cast in casts] == [False, *[True] * (layers - 1)]
+
+
+def test_operands_in_another_order_wait_for_the_products_before_them():
+    """XLA copies them for the gradient of a kernel, which it could do as early as they are made."""
+
+    def step(kernels, x):
+        def loss(kernels):
+            y = x
+            for kernel in kernels:
+                dims = ("NHWC", "HWIO", "NHWC")
+                y = jnp.tanh(lax.conv_general_dilated(y, kernel, (1, 1), "SAME", None, None, dims))
+            return jnp.mean(y**2)
+
+        return [k - g for k, g in zip(kernels, jax.grad(loss)(kernels), strict=True)]
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, 4, 4), jnp.float32)] * 2
+    arguments = (kernels, jax.ShapeDtypeStruct((4, 8, 8, 4), jnp.float32))
+    plan = solve_baseline(
+        Problem(trace(step, arguments), AlphaBetaCosts(MESH, (1e-6,), (1e9,)), HARDWARE["CPU"]),
+        "ddp",
+    )
+    text = plan.apply(collectives=lax_collectives).jit().lower(*arguments).as_text()
+    behind = set(re.findall(r"(%\d+)(?::\d+)? = stablehlo.optimization_barrier", text))
+    gradients = re.findall(r"convolution\((%\w+)\S*, \S+\) dim_numbers = \[f,", text)
+    assert len(gradients) == 2
+    assert set(gradients) <= behind

@@ -323,7 +323,7 @@ def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations()
 
     found = liveness(step, s(4, 4), s(4), X)
     bias = found.graph.inputs[1]
-    again = sorted(found.rerun_at[o.index] for o in found.consumers(bias))
+    again = sorted(found.rerun_for_readers[o.index] for o in found.consumers(bias))
     assert max(found.reads(bias)) < found.forward_end <= again[0] < again[-1] < found.end
     check_ranges(
         found,
@@ -339,7 +339,8 @@ def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_p
     found, late = Liveness(six_layers()), 0
     for tensor in range(len(found.graph.tensors)):
         reads = [p for p in found.reads(tensor) if p >= found.forward_end]
-        again = [found.rerun_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"]
+        readers = [o.index for o in found.consumers(tensor) if o.phase == "forward"]
+        again = [at[o] for at in (found.rerun_at, found.rerun_for_readers) for o in readers]
         again = [p for p in again if p < found.end]
         if found.is_fused(tensor) or not again or not reads:
             continue
@@ -347,6 +348,26 @@ def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_p
         check_ranges(found, tensor, True, resharded_for_rerun=copies)
         late += max(again) > max(reads)
     assert late
+
+
+def test_a_product_reruns_where_the_next_layer_reads_its_activation():
+    """Before the backward pass reads the product itself: so its weights are live from there on."""
+
+    def step(first, second, x):
+        def loss(first, second):
+            product = x @ first
+            return jnp.square((product * jnp.tanh(product)) @ second).sum()
+
+        return jax.grad(loss, (0, 1))(first, second)
+
+    found = liveness(step, s(4, 4), s(4, 4), X)
+    product, *_ = (o for o in found.graph.operators if o.kind == "einsum")
+    activation = next(
+        o for o in found.consumers(product.results[0].tensor)
+        if o.primitive == "mul" and o.phase == "forward"
+    )  # fmt: skip
+    own, of_readers = found.rerun_at[product.index], found.rerun_for_readers[product.index]
+    assert found.forward_end <= of_readers == found.rerun_at[activation.index] < own < found.end
 
 
 def test_the_consumer_that_reads_last_is_the_one_that_runs_last():
