@@ -570,6 +570,8 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     _echo_tables(rows, backend)
     for line in _verdicts(rows):
         click.echo(line)
+    if backend == "gpu" and network.in_network and kind_of(collective).adds:
+        click.echo(_of_switches(rows))
     if show_all:
         for inside in told:
             click.echo(f"\n{inside}")
@@ -632,9 +634,21 @@ def _explained(inside, exported: str, seconds: float, least: float, expected) ->
         "nbytes": expected.nbytes, "lax_seconds": native, "best": best.name,
         "best_seconds": best.seconds, "runs": inside.chosen.name, "is_lax": inside.chosen.is_native,
         "reason": inside.reason(), "exported": exported, "exported_seconds": seconds,
-        "bound_seconds": least,
+        "bound_seconds": least, "in_network_bound_seconds": expected.bound_seconds,
         "measured_seconds": expected.seconds if expected.reports else None,
     }  # fmt: skip
+
+
+def _of_switches(rows: Sequence[dict[str, Any]]) -> str:
+    """Which of NCCL's algorithms the price of jax.lax leaves out, and how fast they may be."""
+    least = ", ".join(
+        f"{time_text(row['in_network_bound_seconds'])} at {size_text(row['nbytes'])}"
+        for row in rows
+    )
+    return (
+        "jax.lax is priced by NCCL's rings and trees; NVLS and NVLSTree, which add in switches, "
+        f"may be faster: at best {least}"
+    )
 
 
 def _verdicts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

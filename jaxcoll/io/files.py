@@ -309,7 +309,10 @@ def _earlier(path, columns: Sequence[str], width: int) -> dict[Key, list[dict[st
             raise FormatError(f"line {reader.line_num} is not CSV: {error}") from error
         return found
 
-    return load_text(path, loads)
+    # Another file is what helps, also where this one is empty.
+    text = read_text(path)
+    with naming(os.fspath(path)):
+        return loads(text)
 
 
 def _write(path, columns: Sequence[str], rows: Mapping[Key, Sequence[Row]]) -> None:

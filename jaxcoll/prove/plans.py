@@ -17,10 +17,23 @@ from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
 from jaxcoll.prove.contents import Buffers, Cell, Value, summed
 from jaxcoll.prove.fields import integer, whole
 from jaxcoll.prove.kinds import KINDS, named_in
-from jaxcoll.prove.plan_file import MOST_CHUNKS, MOST_GPUS, PUTS, End, Gpu, Layout, Op, listed, word
+from jaxcoll.prove.plan_file import (
+    MOST_CHUNKS,
+    MOST_GPUS,
+    PUTS,
+    End,
+    Gpu,
+    Layout,
+    Op,
+    cut_of,
+    listed,
+    word,
+)
 from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
 
 COLLECTIVES = named_in("plan")
+_MOST_CELLS = 2**20  # of plans whose chunks are cut
+_ROUNDS = (1, 2, 3)  # of pipelines: how many there are depends on the message
 _GIVING, _WAITS = ("signal", "rlxsignal", "pws", "pwsf"), ("wait", "rlxwait")
 
 
@@ -52,16 +65,39 @@ def prove(fields: dict, asked: Asked) -> Proof:
                       f"are {chunks // most} of the other")  # fmt: skip
     doubled = _checked(fields, sizes)
     threads = integer(1, 1024)(fields.get("num_threads_per_block", 1024), "num_threads_per_block")
-    buffers = Buffers(kind, ranks, chunks, inside, asked.roots)
-    layout = Layout(sizes, buffers, protocol == "LL", doubled, threads)
-    run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
-    for _ in range(3 if doubled else 2):
-        run.to_end()
-    return Proof("MSCCL++ plan", kind, ranks, chunks, run.moved, (
-        "complete, each contribution once", "every signal has its wait, and nothing stops",
-        "uses of a chunk are ordered, over all ranks and threads, and of one run after another",
-        f"read by MSCCL++ 0.8 and later: {protocol}",
-    ))  # fmt: skip
+    cut, pipelined = cut_of(said)
+    moved = 0
+    for rounds in _ROUNDS if pipelined else (1,):
+        parts = cut * rounds
+        if parts > 1 and parts * ranks * max(max(size.values()) for size in sizes) > _MOST_CELLS:
+            raise NotRead(f"chunks cut in {parts} parts are more than the {_MOST_CELLS} cells that "
+                          "are replayed")  # fmt: skip
+        buffers = Buffers(kind, ranks, chunks * parts, inside, asked.roots)
+        cells = [{name: count * parts for name, count in size.items()} for size in sizes]
+        layout = Layout(cells, buffers, protocol == "LL", doubled, threads, parts, rounds)
+        moved = _replayed(said, layout) // parts
+    shown = ["complete, each contribution once", "every signal has its wait, and nothing stops",
+             "uses of a chunk are ordered, over all ranks and threads, and of one run after "
+             "another",
+             f"read by MSCCL++ 0.8 and later: {protocol}"]  # fmt: skip
+    if pipelined:
+        shown.append(f"pipelines of {', '.join(map(str, _ROUNDS))} rounds are replayed")
+    return Proof("MSCCL++ plan", kind, ranks, chunks, moved, tuple(shown))
+
+
+def _replayed(said: list, layout: Layout) -> int:
+    """The messages of a run, all of which are proved."""
+    try:
+        run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
+        for _ in range(3 if layout.doubled else 2):
+            run.to_end()
+    except NotProved as error:
+        if layout.parts == 1:
+            raise
+        chunk = None if error.chunk is None else error.chunk // layout.parts
+        raise NotProved(f"{error} (of every chunk {layout.parts} parts are counted)", error.rank,
+                        chunk) from None  # fmt: skip
+    return run.moved
 
 
 def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:

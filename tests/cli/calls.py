@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from jaxcoll import progress
 from jaxcoll.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +31,9 @@ def arguments_of_python(message: str) -> list[str]:
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command, whose messages name options alone."""
-    code = main([str(argument) for argument in arguments])
+    # A machine that does other work as well would have lines of progress.
+    with mock.patch.object(progress, "_LONG", 3600.0):
+        code = main([str(argument) for argument in arguments])
     done = capsys.readouterr()
     said = "\n".join(line for line in done.err.splitlines() if line.startswith("jaxcoll: "))
     assert arguments_of_python(said) == [], arguments

@@ -9,6 +9,7 @@ import pytest
 
 import jaxcoll as jc
 from jaxcoll.cli import COMMANDS, application
+from jaxcoll.cli.quantities import time_text
 from tests.cli.calls import called, refused
 from tests.tune.nccl.test_nccl_tests import OLD
 
@@ -219,6 +220,10 @@ def test_explain_says_what_runs_and_what_pays(capsys):
     assert code == 0
     assert "inside JAX: the default is jax.lax here; the best schedule is predicted" in out
     assert str(told) in out
+    able = jc.bound(host, "all_reduce", 2**26).time
+    assert row["in_network_bound_seconds"] == able < row["bound_seconds"]
+    assert f"may be faster: at best {time_text(able)} at 64MiB" in out
+    assert "NVLSTree" not in called(capsys, "explain", "dgx-a100:1", "--size", "64MiB")[1]
     wires = ("torus:2x4", "--bandwidth", "12Mbit/s", "--size", "1MiB", "--backend", "links")
     code, out, _ = called(capsys, "explain", *wires)
     assert code == 0

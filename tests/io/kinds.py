@@ -260,7 +260,10 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
         ),
         "chakra": Kind((_traces(trees),), _as_bytes, _use_traces, refused),
         "proved plan": Kind(
-            _texts(execution_plan, plans.packets()), _as_json, prove_file, (NotRead, NotProved)
+            _texts(execution_plan, *plans.of_all_kinds()),
+            _as_json,
+            prove_file,
+            (NotRead, NotProved),
         ),
         "nccl topology": Kind(
             _texts(hosts.a100(), hosts.rack(), hosts.clique({(0, 1): 2}), hosts.amd()),

@@ -102,3 +102,65 @@ end[between],
         gpus.append(gpu(rank, (2, 2, 0), [adds, puts], peers=[other, other],
                         remote=[(other, "i")], semaphores=[0]))  # fmt: skip
     return plan("allreduce", gpus)
+
+
+def _in_step(relaxed: bool) -> list[dict]:
+    """Both ranks come here before either goes on, relaxed as to memory or not."""
+    how = "rlx" if relaxed else ""
+    nop = {"name": "nop"}
+    meets = [{"name": f"{how}{what}", "channel_ids": [0], "channel_type": "memory"}
+             for what in ("signal", "wait")]  # fmt: skip
+    return [nop, meets[0], dict(nop), meets[1], dict(nop)]
+
+
+def through_switch(
+    *, relaxed: bool = False, pipelined: bool = False, before: bool = True, after: bool = True,
+    chunks: int = 1,
+) -> str:  # fmt: skip
+    """An all_reduce of two ranks: each sums its part of all buffers and stores it to all."""
+    gpus = []
+    for rank in range(2):
+        end = {"switch_channel_id": 0, "index": chunks * rank, "size": chunks}
+        op: dict[str, Any] = {
+            "name": "glres", "src_buff": [end], "dst_buff": [dict(end)], "channel_type": "switch",
+            "reduce_op": "sum",
+        }  # fmt: skip
+        if pipelined:
+            context = {"unit_size": 2**20, "num_chunks": 1}
+            op = {"name": "pipeline", "iter_context": context, "ops": [op]}
+        ops = [*(_in_step(relaxed) if before else []), op, *(_in_step(relaxed) if after else [])]
+        made = gpu(rank, (2 * chunks, 2 * chunks, 0), [ops], peers=[1 - rank])
+        made["channels"].append({
+            "channel_type": "switch", "buffer_type": "i",
+            "rank_groups": [{"size": 2, "ranks": [0, 1]}],
+        })  # fmt: skip
+        made["threadblocks"][0]["channels"].append({"channel_type": "switch", "channel_ids": [0]})
+        gpus.append(made)
+    return plan("allreduce", gpus)
+
+
+def in_groups(blocks: int = 2, numbers: Sequence[int] | None = None) -> str:
+    """An all_gather of two ranks by packets, each moved by a group of blocks, a part each."""
+    gpus = []
+    for rank in range(2):
+        groups: list[list[dict]] = []
+        for name in ("ppkt", "upkt"):
+            for number in numbers or range(blocks):
+                sends = name == "ppkt"
+                here = {"type": "o", "index": rank, "size": 1}
+                there = {"buffer_id": 0, "index": rank, "size": 1}
+                came = {"type": "s", "index": 1 - rank, "size": 1}
+                out = {"type": "o", "index": 1 - rank, "size": 1}
+                op: dict[str, Any] = {
+                    "name": name, "src_buff": [here if sends else came],
+                    "dst_buff": [there if sends else out],
+                    "tbg_info": {"tb_id": number, "tbg_size": blocks},
+                }  # fmt: skip
+                groups.append([op | ({"channel_type": "memory"} if sends else {})])
+        gpus.append(gpu(rank, (1, 2, 2), groups, peers=[1 - rank], remote=[(1 - rank, "s")]))
+    return plan("allgather", gpus, protocol="LL", use_double_scratch_buffer=True)
+
+
+def of_all_kinds() -> tuple[str, ...]:
+    """A plan of each way of moving data."""
+    return packets(), through_switch(pipelined=True), in_groups()

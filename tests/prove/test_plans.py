@@ -105,7 +105,7 @@ def test_wrong_plans_are_not_proved(text: str, message: str):
     [
         (changed(OURS, ('"input_chunks"', '"inputChunks"')), "MSCCL.. 0.7 or older"),
         (changed(OURS, ('"allreduce"', '"sendrecv"')), "collective"),
-        (changed(OURS, ('"rlxsignal"', '"pipeline"')), "'pipeline' is not replayed"),
+        (changed(OURS, ('"rlxsignal"', '"gstorepkt"')), "'gstorepkt' is not replayed"),
         (changed(OURS, ('"channel_type": "memory"', '"channel_type": "switch"')), "channel_type"),
         (changed(OURS, ('"id": 0', '"id": 1')), "must have the id 0|must be an integer"),
         (changed(OURS, ('"protocol": "Simple"', '"protocol": "LL128"')), "protocol"),
@@ -399,3 +399,99 @@ def test_nearly_right_plans_are_judged_right():
 def test_many_mutants():
     *found, _ = plan_mutants.differences(3000, seed=10**6, seconds=300)
     assert found == []
+
+
+# ---------------------------------------------------------------------- switches, pipelines, groups
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_switches_reduce_and_store_for_all_ranks(pipelined, chunks):
+    found = prove_text(plans.through_switch(pipelined=pipelined, chunks=chunks), "all_reduce", 2)
+    assert (found.chunks, found.messages) == (2 * chunks, 4 * chunks)
+    said = "pipelines of 1, 2, 3 rounds are replayed"
+    assert (said in found.shown) == pipelined
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"before": False}, "in no certain order"),
+        ({"after": False}, "may end before chunk"),
+        ({"relaxed": True}, "may end before chunk"),  # such signals order no memory
+    ],
+)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_switches_need_ranks_in_step(given, match, pipelined):
+    with pytest.raises(NotProved, match=match):
+        prove_text(plans.through_switch(pipelined=pipelined, **given))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (('"reduce_op": "sum"', '"x": 1'), None, ""),
+        (('"switch_channel_id": 0', '"switch_channel_id": 1'), NotRead, "switch_channel_id"),
+        (('"index": 1', '"index": 2'), NotProved, "uses chunk 2 of buffer 'i' of 2"),
+        (('"index": 1', '"index": 0'), NotProved, "in no certain order|contribution"),
+        (('"buffer_type": "i"', '"buffer_type": "x"'), NotRead, "buffer_type"),
+        (('"ranks": [\n        0,\n        1\n       ]', '"ranks": [0]'), NotProved, ""),
+    ],
+)
+def test_switches_that_do_something_else(change, error, match):
+    text = plans.through_switch()
+    assert change[0] in text or "ranks" in change[0]
+    if error is None:
+        prove_text(text.replace(*change))
+        return
+    whole = json.loads(text)
+    if "ranks" in change[0]:
+        for gpu in whole["gpus"]:
+            gpu["channels"][1]["rank_groups"] = [{"size": 1, "ranks": [gpu["id"]]}]
+        changed_text = json.dumps(whole)
+    else:
+        changed_text = text.replace(*change)
+    with pytest.raises(error, match=match):
+        prove_text(changed_text)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_blocks_of_a_group_move_a_part_each(blocks):
+    found = prove_text(plans.in_groups(blocks), "all_gather", 2)
+    assert found.chunks == 2
+    if blocks > 1:
+        for wrong in ([0] * blocks, list(range(blocks - 1))):
+            with pytest.raises(NotProved):
+                prove_text(plans.in_groups(blocks, wrong))
+
+
+def test_what_a_pipeline_may_not_hold():
+    whole = json.loads(plans.through_switch(pipelined=True))
+
+    def with_pipeline(**changes) -> str:
+        made = json.loads(json.dumps(whole))
+        (pipeline,) = (op for op in made["gpus"][0]["threadblocks"][0]["ops"]
+                       if op["name"] == "pipeline")  # fmt: skip
+        pipeline |= changes
+        return json.dumps(made)
+
+    copy = {"name": "copy", "src_buff": [{"type": "i", "index": 0, "size": 1}],
+            "dst_buff": [{"type": "s", "index": 0, "size": 1}]}  # fmt: skip
+    two = {"name": "copy", "src_buff": [{"type": "i", "index": 0, "size": 2}],
+           "dst_buff": [{"type": "i", "index": 0, "size": 1}]}  # fmt: skip
+    for changes, match in (
+        ({"iter_context": 3}, "unit_size"), ({"iter_context": {"unit_size": 1}}, "num_chunks"),
+        ({"ops": [copy]}, "uses scratch"), ({"ops": [two]}, "1 and 2 chunks"),
+        ({"ops": [{"name": "pipeline", "ops": []}]}, "'pipeline' is not replayed"),
+        ({"ops": 3}, "ops"), ({"ops": [{"name": "nop"}] * 65}, "at most 64"),
+    ):  # fmt: skip
+        with pytest.raises(NotRead, match=match):
+            prove_text(with_pipeline(**changes))
+
+
+def test_chunks_are_not_cut_without_end():
+    whole = json.loads(plans.in_groups(2))
+    first, second = (whole["gpus"][0]["threadblocks"][at]["ops"][0] for at in (0, 1))
+    first["tbg_info"], second["tbg_info"] = ({"tb_id": 0, "tbg_size": n} for n in (61, 59))
+    with pytest.raises(NotRead, match="more than 64 parts"):
+        prove_text(json.dumps(whole))
