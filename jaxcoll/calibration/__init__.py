@@ -267,7 +267,7 @@ def _held_out(points: Sequence[Timing]) -> list[Timing]:
     return held
 
 
-# ---------------------------------------------------------------------- what is told
+# ---------------------------------------------------------------------- the result
 
 
 def _told(
