@@ -557,8 +557,8 @@ def crossed(
 
     A byte crosses at least once, as a sum or as a copy. Its crossing takes the contributions of
     each rank u inside further on the way to each rank v outside. Where there is one group, a link
-    counts from when data of one u can have come to it until what it carries is late for one v: the
-    two that are farthest from the links across.
+    counts from the time when data of one u can have reached it until its data would be late for one
+    v, where u and v are farthest from the links across.
 
     Returns:
         Seconds, and the index in ``sets``; 0 seconds if nothing crosses any set.

@@ -1,7 +1,7 @@
 """Least times of collectives: the best of all bounds, and the rank or pair of ranks behind it.
 
-Every bound holds for both link models and for any number of chunks. Switches do what the network
-says (``Topology.in_network``): most only forward, and those that copy or add are counted as such.
+Every bound holds for both link models and for any number of chunks. ``Topology.in_network`` tells
+the abilities of switches: most only forward, and those that copy or add count as such.
 Then schedules, in which only ranks copy and add, may not attain a bound that in-network collectives
 attain; the bound of ``topology.forwarding_only()`` is the one for schedules. Some bounds take
 seconds, namely maximum flows over time and the linear programs; they are computed on demand

@@ -191,10 +191,10 @@ def calibrate(
             MB on; there is no size to hold out; or rows could not be read.
 
     Raises:
-    FormatError: there is no log, its number of ranks is not the network's, or every collective
-        has fewer than two sizes.
-    TopologyError: the argument is not a network.
-    OSError: a file cannot be read.
+        FormatError: there is no log, its number of ranks is not the network's, or every collective
+            has fewer than two sizes.
+        TopologyError: the argument is not a network.
+        OSError: a file cannot be read.
     """
     checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
     checks.nonnegative(least, "least", FormatError)
@@ -283,7 +283,7 @@ def _held_out(points: Sequence[Timing]) -> list[Timing]:
     return held
 
 
-# ---------------------------------------------------------------------- what is told
+# ---------------------------------------------------------------------- the result
 
 
 def _told(

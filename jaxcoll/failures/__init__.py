@@ -41,7 +41,7 @@ class Wiring(NamedTuple):
     dst: np.ndarray
 
 
-# ---------------------------------------------------------------------- what is meant
+# ---------------------------------------------------------------------- names and numbers
 
 
 def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
@@ -249,7 +249,7 @@ def _ends(u: np.ndarray, v: np.ndarray) -> list[tuple[int, int]]:
     return [*pairs, *((b, a) for a, b in pairs)]
 
 
-# ---------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------- losses
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

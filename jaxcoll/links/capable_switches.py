@@ -1,10 +1,10 @@
 """The abilities of switches besides forwarding: multicast and in-network reduction.
 
-A switch that *copies* (multicast) sends what it has received over any number of its links; one that
-*adds* (in-network reduction) sends the sum of the data that it has received. NVSwitches do both for
-GPUs of compute capability 9.0 and newer (NVLink SHARP, NVLS: NVIDIA's documentation of NCCL,
-``NCCL_NVLS_ENABLE``); InfiniBand switches do where SHARP is licensed and running (Graham et al.,
-"Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016; ``NCCL_COLLNET_ENABLE``).
+A switch that *copies* (multicast) sends data that it has received over any number of its links; one
+that *adds* (in-network reduction) sends the sum of the data that it has received. NVSwitches do
+both for GPUs of compute capability 9.0 and newer (NVLink SHARP, NVLS: NVIDIA's documentation of
+NCCL, ``NCCL_NVLS_ENABLE``); InfiniBand switches do where SHARP is licensed and running (Graham et
+al., "Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016; ``NCCL_COLLNET_ENABLE``).
 
 Backwards in time, with every link reversed, copies become sums and sums become copies: a switch
 that adds then copies, and one that copies then adds.

@@ -68,8 +68,8 @@ class Solution:
 
     Attributes:
         status: how it ended.
-        values: of the variables; empty without a feasible point.
-        objective: of these values.
+        values: values of the variables; empty without a feasible point.
+        objective: the objective of these values.
         bound: lower bound of the objective; infinite if nothing is feasible.
         duals: the rise of the optimum per unit of each row's bound: at least 0 at the lower bound,
             at most 0 at the upper bound. Empty if there are none, as after branch and bound.

@@ -48,8 +48,8 @@ class NetworkTree:
         weight: weight of its data relative to that of the other trees, above 0.
 
     Raises:
-    ScheduleError: the routes do not form a tree: one starts at an unreached vertex, ends at a
-        reached one, or is too short.
+        ScheduleError: the routes do not form a tree: one starts at an unreached vertex, ends at a
+            reached one, or is too short.
     """
 
     root: int

@@ -197,7 +197,7 @@ def nvswitch_hosts(
             is off by default.
 
     Raises:
-    TopologyError: there are no hosts, a host has no ranks, or there is not one speed per host.
+        TopologyError: there are no hosts, a host has no ranks, or there is not one speed per host.
     """
     counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
     if not counts:

@@ -36,8 +36,8 @@ from tensorstate.errors import PlanError
 LOWEST = -1e30
 # A function is tried on arrays with TRIED_PLACES positions in the sequence, enough to see most
 # windows, and TRIED elements of other labels. Longer windows show at the ends of the whole
-# sequence, tried with as many positions as FAR_ELEMENTS allow: the last of many queries and few
-# keys, and the first of few queries and many keys.
+# sequence, tried with as many positions as FAR_ELEMENTS allow: the last query with few keys, and
+# the first query with many.
 TRIED_PLACES, TRIED, FAR_ELEMENTS = 256, 2, 1 << 24
 
 Names = tuple[str, ...]
@@ -69,7 +69,7 @@ class Attention(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The scale, which must be known if it is not 1."""
+        """The scale, or 1 if it is not known."""
         return 1.0 if self.scale is None else self.scale
 
     @property

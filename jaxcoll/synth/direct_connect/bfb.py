@@ -206,8 +206,8 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
             bandwidth; or a digraph, whose self-loops count in its degree.
 
     Raises:
-    TopologyError: there are switches, ranks of different degrees, links of different bandwidth,
-        or ranks that cannot reach each other.
+        TopologyError: there are switches, ranks of different degrees, links of different bandwidth,
+            or ranks that cannot reach each other.
     """
     checks.instance(network, (Topology, Arcs), "network", TopologyError)
     is_topology = isinstance(network, Topology)

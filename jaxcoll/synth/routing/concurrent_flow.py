@@ -111,7 +111,7 @@ def concurrent_flow(topology: Topology, tolerance: float = 0.005) -> FlowRate:
         tolerance: the relative difference of the bounds that is accepted.
 
     Raises:
-    TopologyError: there are switches, there is only one rank, or the tolerance is not above 0.
+        TopologyError: there are switches, there is only one rank, or the tolerance is not above 0.
     """
     if not connected(topology).is_direct:
         raise TopologyError(
@@ -144,8 +144,8 @@ def digraph_flow(
         tolerance: the relative difference of the bounds that is accepted.
 
     Raises:
-    TopologyError: there are fewer than two vertices, there is no path between two of them, or
-        the tolerance is bad.
+        TopologyError: there are fewer than two vertices, there is no path between two of them, or
+            the tolerance is bad.
     """
     checks.integer(size, "size", TopologyError, least=2)
     tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))

@@ -72,7 +72,7 @@ def affine_plane_minus_class(q: int) -> Digraph:
     field = Field.of_order(q)
     check_size(f"AG(2,{q})", 2 * q * q, 2 * q**3)
     first, second = (end.ravel() for end in np.meshgrid(range(q), range(q), indexing="ij"))
-    # Of every point (row) and line (column): m x + b, which is y on the line.
+    # m x + b, which is y on the line, for every point (row) and line (column).
     reached = field.add[field.multiply[first[None, :], first[:, None]], second[None, :]]
     return incidence_graph(reached == second[:, None], f"incidence AG(2,{q}) minus a class")
 
