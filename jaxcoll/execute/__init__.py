@@ -10,6 +10,7 @@ internals have one door, ``jaxcoll.jax_internals``.
 
 from jax.lax import axis_index, axis_size, ppermute
 
+from jaxcoll.execute import wires
 from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import use_topology
@@ -50,4 +51,5 @@ __all__ = [
     "reduce",
     "scatter",
     "use_topology",
+    "wires",
 ]

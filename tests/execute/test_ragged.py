@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +115,8 @@ def on_mesh(sides=(4,), axis_name="x", check_vma: bool = True, **options):
 def compiled(slices: int = 1, **options):
     """A program for all cases of so many slices per rank; matrices are given by name."""
     named = {"MOST": MOST, "MOST_OF_TWO": MOST_OF_TWO}
-    options = {key: named.get(str(value), value) for key, value in options.items()}
-    return jax.jit(on_mesh(**options))
+    known: dict[str, Any] = {key: named.get(str(value), value) for key, value in options.items()}
+    return jax.jit(on_mesh(**known))
 
 
 # ---------------------------------------------------------------------- values
@@ -269,7 +269,7 @@ def test_dtypes():
     found = sharded(call, mesh_of(4), P("x"), P("x"))(*given)
     for dtype, got in zip(dtypes, found, strict=True):
         both = [np.asarray(jnp.asarray(4 * x).astype(dtype)) for x in (given.operand, given.output)]
-        wanted = expected(Case(*both, *given[2:])).astype(np.complex64)
+        wanted = expected(Case(both[0], both[1], *given[2:])).astype(np.complex64)
         np.testing.assert_array_equal(got, wanted, err_msg=str(dtype))
 
 
@@ -307,9 +307,8 @@ def test_derivatives(options, groups):
 
     def both(operand, output, cotangent):
         _, back = jax.vjp(lambda *x: program(*x, *given[2:]), operand, output)
-        return back(cotangent), jax.jvp(
-            lambda *x: program(*x, *given[2:]), *[(operand, output)] * 2
-        )
+        pair = (operand, output)
+        return back(cotangent), jax.jvp(lambda *x: program(*x, *given[2:]), pair, pair)
 
     cotangent = np.random.default_rng(0).normal(size=given.output.shape).astype(np.float32)
     backward, (value, forward) = jax.jit(both)(given.operand, given.output, cotangent)

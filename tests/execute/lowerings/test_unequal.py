@@ -82,6 +82,7 @@ def test_all_rows_arrive(data, schedule, spare):
     for each, rows in ((runs, pairs), (runs.reverse(), pairs.transposed())):
         program = each.program
         result, sent = replayed(program)
+        assert program.pairs is not None
         np.testing.assert_array_equal(program.pairs.amounts, rows.amounts)
         np.testing.assert_array_equal(result, wanted(program.pairs))
         np.testing.assert_array_equal(replayed(split_long_steps(program))[0], result)
@@ -97,6 +98,8 @@ def test_rows_that_nobody_forwards_are_placed_by_rounds(data):
     runs = Unequal(SCHEDULES[0], amounts_of(SCHEDULES[0], data.draw))
     program, back = runs.program, runs.reverse().program
     assert program.is_direct
+    assert program.pairs is not None
+    assert back.pairs is not None
     assert program.inputs == program.outputs == back.inputs <= runs.pairs.amounts.max() * 3
     np.testing.assert_array_equal(back.pairs.got_at, program.pairs.sent_from.T)
     np.testing.assert_array_equal(back.pairs.sent_from, program.pairs.got_at.T)
