@@ -155,7 +155,7 @@ class _File:
                 f"the switches {shown(', '.join(self.below))} are above each other only, in a "
                 "circle, and none has Nodes="
             )
-        if re.search(r"^\s*flat\s*:\s*true", text, re.MULTILINE | re.IGNORECASE):
+        if re.search(r"^[ \t]*flat[ \t]*:[ \t]*true", text, re.MULTILINE | re.IGNORECASE):
             return (
                 "the topology is flat, which names neither hosts nor switches; give the print of "
                 "ibnetdiscover, or a family as dgx-h100:4"
