@@ -66,13 +66,17 @@ def sayable(
         return found
     most = found.objective * (1 + GAPS * solver.gap)
     most_bytes = found.cost.memory.peak * (1 + MORE_MEMORY)
-    best, fewest = found, PART_OF_KINDS * kinds
+    best = found
     for other in _others(problem, candidates, options, solver, found, most):
         own, memory = kinds_of_collectives(problem, other.cost), other.cost.memory
         is_near = other.objective <= most and memory.peak <= most_bytes
-        is_first = best is found or (own, other.objective) < (fewest, best.objective)
-        if is_near and memory.fits(options.memory_limit) and own <= fewest and is_first:
-            best, fewest = other, own
+        # One that is no slower need not have far fewer kinds: its name is enough.
+        is_no_slower = own <= kinds and other.objective <= found.objective
+        is_simple = own <= PART_OF_KINDS * kinds or is_no_slower
+        # Of several the fastest: ZeRO-2 is as easily said as DDP.
+        is_first = best is found or other.objective < best.objective
+        if is_near and is_simple and is_first and memory.fits(options.memory_limit):
+            best = other
     if best is found:
         return found
     return dataclasses.replace(best, bound=min(found.bound, best.objective), seconds=found.seconds)
