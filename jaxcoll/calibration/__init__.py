@@ -32,7 +32,7 @@ from jaxcoll.calibration.protocols import account_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import timings as logs
 from jaxcoll.io.files import naming
-from jaxcoll.io.timings import Timing, Timings
+from jaxcoll.io.timings import Timing, Timings, passed_over
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topologies import switch
@@ -323,9 +323,7 @@ def _warn(made: Calibration, fitted: Sequence[Timing]) -> None:
     """Say what is wrong with a fit, or what explains its log better."""
     held, torn = made.held_out, made.torn
     if torn:
-        warn_user(
-            f"{torn} rows of the log could not be read and were passed over", AssumptionWarning
-        )
+        warn_user(passed_over(torn), AssumptionWarning)
     if not held:
         warn_user(
             "no size from 1 MB could be held out of the fit, so nothing says how good it is; "

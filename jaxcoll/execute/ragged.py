@@ -292,7 +292,7 @@ class Slices:
                 Fault(
                     f"send_sizes[{{at}}] rows from {name}[{{at}}] on end at {{value}}; {whole} has "
                     "{limit}",
-                    is_out, start + sizes, length,
+                    is_out, jnp.minimum(start, np.iinfo(np.int32).max - sizes) + sizes, length,
                 ),
             ]  # fmt: skip
         found += [

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -206,8 +207,11 @@ class Scaled(_Blocks):
         checks.integer(self.block, "block", CollectiveError, least=1)
 
     def _scale(self, most: jax.Array) -> jax.Array:
-        fraction, exponent = jnp.frexp(most / float(jnp.finfo(self.dtype).max))
-        power = jnp.where(fraction == 0.5, exponent - 1, exponent)
+        # By parts: a quotient below the smallest normal number is zero to XLA on CPUs, and the
+        # scale would be 1, under which the whole block vanishes.
+        largest, place = math.frexp(float(jnp.finfo(self.dtype).max))
+        fraction, exponent = jnp.frexp(most)
+        power = exponent - place + (fraction > largest)
         return jnp.ldexp(jnp.ones_like(most), jnp.maximum(power, jnp.finfo(most.dtype).minexp))
 
     def _codes(self, scaled: jax.Array) -> jax.Array:

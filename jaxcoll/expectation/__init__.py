@@ -18,10 +18,16 @@ import numpy as np
 from jaxcoll.bounds import bound
 from jaxcoll.calibration.fit import price, with_links
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, FormatError, TopologyError
+from jaxcoll.errors import (
+    AssumptionWarning,
+    CollectiveError,
+    FormatError,
+    TopologyError,
+    warn_user,
+)
 from jaxcoll.io import timings as logs
 from jaxcoll.io.files import load_text
-from jaxcoll.io.timings import Timing, Timings
+from jaxcoll.io.timings import Timing, Timings, passed_over
 from jaxcoll.kinds import kind_of
 from jaxcoll.measured import Curve, Machine, Table, curves_of, machine_like, machine_of
 from jaxcoll.measured.native import Estimate, at
@@ -335,6 +341,8 @@ def own_times(
         FormatError: a log of another collective or of other ranks, or one that lacks a size.
     """
     read = _read(log, kind, ranks)
+    if read.torn:
+        warn_user(passed_over(read.torn), AssumptionWarning)
     kinds, counts = ({getattr(row, name) for row in read.rows} for name in ("collective", "ranks"))
     if kind not in kinds:
         raise FormatError(f"the log has no times of {kind}; it has {', '.join(sorted(kinds))}")

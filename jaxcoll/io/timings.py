@@ -82,7 +82,8 @@ class Timings:
 
     Attributes:
         rows: in its order.
-        torn: rows that were passed over because another process had printed into them.
+        torn: rows that were passed over: another process had printed into them, or their results
+            were wrong.
     """
 
     rows: tuple[Timing, ...]
@@ -131,6 +132,12 @@ def _read(text: str, collective: str | None, ranks: int | None) -> Timings:
     return _of_nccl(nccl_tests.loads(text, skip_torn=True), collective)
 
 
+def passed_over(torn: int) -> str:
+    """The warning for a log some of whose rows do not count."""
+    rows = "1 row" if torn == 1 else f"{torn} rows"
+    return f"{rows} of the log could not be read, or had wrong results, and were passed over"
+
+
 def _stated(collective: str | None, ranks: int | None, who: str) -> tuple[str, int]:
     if collective is None or ranks is None:
         raise FormatError(f"{who} says neither collective nor ranks; give collective= and ranks=")
@@ -144,9 +151,10 @@ def _of_nccl(read: nccl_tests.Measurements, collective: str | None) -> Timings:
         raise FormatError("these times do not say of which collective they are; give collective=")
     # nccl-tests also prints rows of size 0, and goes on after wrong values: a time of the first is
     # not a latency, and one of the second not a result.
-    rows = (row for row in read.rows if row.nbytes and row.seconds > 0 and not row.wrong)
-    timings = tuple(Timing(kind, read.ranks, row.nbytes, row.seconds) for row in rows)
-    return Timings(timings, read.torn)
+    rows = [row for row in read.rows if row.nbytes]
+    right = [row for row in rows if row.seconds > 0 and not row.wrong]
+    timings = tuple(Timing(kind, read.ranks, row.nbytes, row.seconds) for row in right)
+    return Timings(timings, read.torn + len(rows) - len(right))
 
 
 def _of_json(text: str, collective: str | None, ranks: int | None) -> Timings:

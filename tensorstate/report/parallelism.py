@@ -237,8 +237,11 @@ def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     axes: dict[str, list[int]] = {}
     for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):
         if problem.mesh.sizes[axis] > 1:
-            has = " and ".join(_HAS.get(name, "the layers of a stage") for name in names)
-            axes.setdefault(f"each has {has}" if has else "all do the same", []).append(axis)
+            # Several names are of different operators: nobody has all and a part of the weights.
+            said = [_HAS.get(name, "the layers of a stage") for name in names]
+            has = "each has for some operators " if len(said) > 1 else "each has "
+            has += ", and for others ".join(said)
+            axes.setdefault(has if said else "all do the same", []).append(axis)
     parts = []
     for each, along in axes.items():
         devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)

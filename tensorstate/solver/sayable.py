@@ -70,7 +70,7 @@ def sayable(
     for other in _others(problem, candidates, options, solver, found, most):
         own, memory = kinds_of_collectives(problem, other.cost), other.cost.memory
         is_near = other.objective <= most and memory.peak <= most_bytes
-        # One that is no slower need not have far fewer kinds: its name is enough.
+        # A plan that does not take longer wins by its name alone.
         is_no_slower = own <= kinds and other.objective <= found.objective
         is_simple = own <= PART_OF_KINDS * kinds or is_no_slower
         # Of several the fastest: ZeRO-2 is as easily said as DDP.

@@ -432,6 +432,14 @@ def test_dtypes_name_wires():
     assert wire_of(WIRES["int8"]) is WIRES["int8"]
 
 
+@pytest.mark.parametrize(("wire", "part"), [(Scaled(), 16), (Scaled(E5M2), 8), (Int8(0), 126)])
+@pytest.mark.parametrize("x", [1e-36, 2e-36, 1e-34, 6e-34, 7e-34, 3e-30])
+def test_blocks_of_tiny_numbers_do_not_vanish(wire, part, x):
+    """Their scale is a normal number, though its quotient by the largest float8 is none."""
+    arrived = wire.decode(wire.encode(jnp.float32([[x]])), 1, jnp.float32)
+    assert abs(float(arrived[0, 0]) - x) <= max(x / part, float(jnp.finfo(jnp.float32).tiny))
+
+
 def test_a_wire_may_be_made_before_any_device_is_known():
     """As in a file of settings that is imported before ``jax.distributed.initialize``."""
     code = (

@@ -121,7 +121,7 @@ class JointTrees(Synthesizer):
         """More chunks share the load more evenly, in a shorter pipeline.
 
         Few large chunks are skipped: each is a large part of a slow link's load, so that they lose
-            more than by the law that auto extrapolates.
+        more than by the law that auto extrapolates.
         """
         topology, first = problem.topology, 1
         size = self.nbytes / _chunks_of_buffer(problem.collective)
