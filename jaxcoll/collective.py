@@ -265,6 +265,14 @@ class Collective:
         return group_of
 
     @functools.cached_property
+    def place_of_rank(self) -> np.ndarray:
+        """Index of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
+        place_of = np.zeros(self.num_ranks, np.int32)
+        for group in self.groups:
+            place_of[list(group)] = np.arange(len(group))
+        return place_of
+
+    @functools.cached_property
     def group_of_chunk(self) -> np.ndarray:
         """Group of each chunk; int32 of shape (chunks,)."""
         self.check_listed()

@@ -102,7 +102,7 @@ class Exchange:
     @functools.cached_property
     def place_of(self) -> np.ndarray:
         """The place of each rank in its group, int32 of shape (ranks,)."""
-        return _places(self.all_groups, self.axes.num_ranks)
+        return _of_groups(self.all_groups, self.axes.num_ranks).place_of_rank
 
     def place(self):
         """The place of this rank in its group."""
@@ -171,7 +171,9 @@ class Exchange:
             got = call(vary(rows, axes))
             return got.reshape(pairs.outputs * unit, *x.shape[1:])
 
-        members = np.asarray(groups)[_groups_of(groups, axes.num_ranks)]  # of each rank's group
+        members = np.asarray(groups)[
+            _of_groups(groups, axes.num_ranks).group_of_rank
+        ]  # of each rank's group
         ranks = np.arange(axes.num_ranks)[:, None]
         sent, got = pairs.sent_from[ranks, members], pairs.got_at[members, ranks]
         return Blocks(axes, unit * sent, unit * got, unit * pairs.inputs, run, False)
@@ -196,7 +198,7 @@ class Exchange:
         if runs is not None:
             return Sharing(place.axes, place.collective.groups, pairs, unit, runs)
         if is_open and has_native:
-            runs = Native(Collective("all_to_all", self.axes.num_ranks, 1, self.all_groups))
+            runs = Native(_of_groups(self.all_groups, self.axes.num_ranks))
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups
@@ -222,6 +224,10 @@ class Sharing:
     unit: int
     runs: Schedule | Native
     is_open: bool = False
+
+
+def _of_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> Collective:
+    return Collective("all_to_all", num_ranks, 1, groups)
 
 
 def _among(groups: tuple[tuple[int, ...], ...], amounts: np.ndarray) -> PairRows:
@@ -258,18 +264,3 @@ def _of_rank(table: np.ndarray, axes: Axes) -> jax.Array:
     if len(numbers) == 1:
         return numbers[0]
     return lax.dynamic_index_in_dim(numbers, axes.rank(), 0, keepdims=False)
-
-
-def _groups_of(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> np.ndarray:
-    """The group of each rank, integers of shape (ranks,)."""
-    found = np.zeros(num_ranks, np.int64)
-    for number, group in enumerate(groups):
-        found[list(group)] = number
-    return found
-
-
-def _places(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> np.ndarray:
-    found = np.zeros(num_ranks, np.int32)
-    for group in groups:
-        found[list(group)] = np.arange(len(group))
-    return found

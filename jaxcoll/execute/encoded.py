@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll import jax_internals
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute import fixed_order
 from jaxcoll.execute.buckets import typed_like
@@ -42,7 +43,7 @@ from jaxcoll.execute.calls import (
     is_symbolic,
     vary,
 )
-from jaxcoll.execute.choice import Choice
+from jaxcoll.execute.choice import Choice, checked_groups
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.wires import Wire, wide_of
 from jaxcoll.kinds import kind_of
@@ -181,11 +182,9 @@ def place_in_group(axes: Axes, groups: Groups) -> jax.Array:
     """This rank's place in its group, an int32 scalar."""
     if groups is None:
         return axes.rank()
-    places = [0] * axes.num_ranks
-    for group in groups:
-        for place, rank in enumerate(group):
-            places[rank] = place
-    return jnp.asarray(places, jnp.int32)[axes.rank()]
+    checked = checked_groups(groups, axes)
+    whole = Collective("all_gather", axes.num_ranks, 1, checked)  # type: ignore[arg-type]
+    return jnp.asarray(whole.place_of_rank)[axes.rank()]
 
 
 def _narrowed(x: jax.Array, dtype) -> jax.Array:

@@ -120,13 +120,10 @@ class PermuteProgram:
         shards = kind.shards.count(self.group_size) if kind.is_whole else 1
         return shards * self.collective.chunks_per_shard
 
-    @functools.cached_property
+    @property
     def group_index(self) -> np.ndarray:
         """Index of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
-        index = np.zeros(self.num_ranks, np.int32)
-        for group in self.collective.groups:
-            index[list(group)] = np.arange(len(group))
-        return index
+        return self.collective.place_of_rank
 
     @property
     def inputs(self) -> int:
