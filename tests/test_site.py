@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -143,6 +145,37 @@ def test_code_that_is_a_public_name_has_a_place_in_the_api():
     assert found["Topology"] == ("api/jaxcoll", "T")
     assert "Report" not in found
     assert "psum" not in found
+
+
+ITEM = re.compile(r"( *)(?:[0-9]+\.|-|\*) (?=\S)")
+
+
+def badly_continued(text: str) -> list[str]:
+    """Lines that follow an item of a list without being indented as its text is."""
+    return [
+        after
+        for line, after in itertools.pairwise(text.split("\n"))
+        if (item := ITEM.match(line)) and after.strip() and not ITEM.match(after)
+        if len(after) - len(after.lstrip()) != item.end()
+    ]
+
+
+@pytest.mark.parametrize("package", ["jaxcoll", "tensorstate", "experiments"])
+def test_items_of_lists_in_docstrings_are_indented_for_the_site(package):
+    found = {
+        f"{path}: {line}"
+        for path in sorted((DOCS.parent / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for line in badly_continued(ast.get_docstring(node) or "")
+    }
+    assert not found
+
+
+def test_a_badly_indented_item_is_found():
+    assert badly_continued("1. One\nand more") == ["and more"]
+    assert badly_continued("- One\n   and more\n") == ["   and more"]
+    assert not badly_continued("1. One\n   and more\n2. Two\n\nText")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ its missing bytes over their bandwidth is a lower bound on the time. Every set g
 but only sets around the narrow places of a network give high ones. They come from three sources.
 
 - The worst cut of ForestColl, for every group: exact for all_gather and broadcast, apart from
-latency.
+  latency.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
 

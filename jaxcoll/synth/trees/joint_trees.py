@@ -7,9 +7,9 @@ linear program (dissertation on ForestColl, App. B.7); its solution needs thousa
 every chunk gets one pair of its own, and few chunks come within a few percent of the optimum:
 
 1. *Grow*: chunk by chunk, an in-tree and an out-tree with a common root, over links whose prices
-rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
-approximation algorithms for fractional packing and covering problems", 1995), and with a price per
-hop, so that trees are low.
+   rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
+   approximation algorithms for fractional packing and covering problems", 1995), and with a price
+   per hop, so that trees are low.
 2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply
    from pass to pass; the pass of the least load is kept.
 3. *Order*: all sends are list-scheduled, sums and copies of different chunks interleaved, and the
