@@ -57,6 +57,12 @@ FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
 MOST_LISTED = 2**22  # ranks of a range: as many as a network may have
 BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
 
+# Of ``simulation.execution_costs``, which help does not load.
+MACHINE_NAMES = (
+    "cpu", "gpu", "tpu", "processes", "links", "h100-host", "b200-host", "gb200-rack",
+    "gb300-rack", "rubin-rack", "mi300x-host", "mi355x-host",
+)  # fmt: skip
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 deadline_option = click.option(
     "--deadline",
@@ -66,8 +72,8 @@ deadline_option = click.option(
 )
 execution_option = click.option(
     "--execution", metavar="MACHINE",
-    type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
-    help="Of times: cpu, gpu, tpu, processes, links.",
+    type=click.Choice(MACHINE_NAMES),
+    help="Of times: cpu, gpu (H100), tpu, processes, links, b200-host and the like.",
 )  # fmt: skip
 
 
