@@ -73,7 +73,7 @@ deadline_option = click.option(
 execution_option = click.option(
     "--execution", metavar="MACHINE",
     type=click.Choice(MACHINE_NAMES),
-    help="Of times: cpu, gpu (H100), tpu, processes, links, b200-host and the like.",
+    help="Of times: cpu, gpu, tpu, processes, links.",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from jaxcoll.collective import Collective
+from jaxcoll.kinds import KINDS
 from jaxcoll.measured import PERMUTE, Curve, Machine, Table, curves_of, machine_of
 from jaxcoll.measured.native import rising
 from jaxcoll.simulation.execution_costs import (
@@ -184,10 +185,17 @@ def priced(name: str, costs: ExecutionCosts) -> Iterator[tuple[Table, Curve, np.
             yield table, curve, found
 
 
+def _peers(curve: Curve) -> int:
+    """To how many others a rank sends in a step that the curve is of; 0 if it is of no step."""
+    if curve.collective == PERMUTE:
+        return 1
+    return curve.ranks - 1 if KINDS[curve.collective].is_pairwise and curve.ranks > 2 else 0
+
+
 def predicted(machine: Machine, costs: ExecutionCosts, curve: Curve) -> np.ndarray | None:
     """Seconds of a curve's rows by charges; None of a curve that they do not price."""
-    if curve.collective == PERMUTE or (curve.collective == "all_to_all" and curve.ranks > 2):
-        peers = 1 if curve.collective == PERMUTE else curve.ranks - 1
+    peers = _peers(curve)
+    if peers:
         share = 1.0 if peers == 1 else peers / (peers + 1)
         steps = Steps(peers, curve.nbytes * share, curve.seconds, (curve,))
         start = costs.step + peers * costs.permute + _on_links(machine, steps)
