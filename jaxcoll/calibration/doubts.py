@@ -1,7 +1,7 @@
-"""What is odd about a log: other units, rows of several runs or machines, noise.
+"""Odd logs: other units, rows of several runs or machines, noise.
 
-Nothing here refuses a log. Each doubt is a sentence for a warning, and names what was measured,
-what was expected and what to do.
+Nothing here refuses a log. Each doubt is a sentence for a warning: it names a measured time, the
+one that was expected, and the remedy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxcoll.topology import Topology
 
 # Times of one size that are further apart than this are of several runs.
 _SPREAD = 3.0
-# Times from 1 MiB may be this part of what the links carry, and this many times as long, at most.
+# Times from 1 MiB may be this part of those that the links need, and this many times as long.
 _LARGE, _FAST, _SLOW = 2**20, 0.5, 2000.0
 # Where the size grows by half or more a time may not fall by a quarter, but by chance: where a
 # fifth of them do, and two at least, chance decides.
@@ -25,7 +25,7 @@ _SPAN, _LONGER, _FULL = 64, 1.5, 2**24
 
 
 def doubts_of(rows: Sequence[Timing], topology: Topology | None) -> Iterator[str]:
-    """Sentences on what is odd about times.
+    """Sentences on odd times.
 
     Args:
         rows: as measured, of any collectives.

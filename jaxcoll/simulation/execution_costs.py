@@ -4,7 +4,7 @@ Link models time wires. A program also pays for every permute it starts and for 
 or adds; between devices that share a host nothing else counts. ``ExecutionCosts`` holds these
 prices and their sources. A schedule of r rounds and s steps, whose ranks receive up to b bytes and
 add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``, and for
-each step what machines were measured to take beyond that (``delays``, see ``step_delays``).
+each step the time that machines were measured to take beyond that (``delays``, ``step_delays``).
 
 Rounds are counted as ``jaxcoll.execute`` runs them: a step takes as many permutes as the most
 messages that one rank sends or receives in it (Koenig).
@@ -82,8 +82,8 @@ class ExecutionCosts:
         source: the source of the numbers.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
-        delays: curves of what a step takes beyond all of this, one for a number of peers; sorted by
-            these.
+        delays: curves of the time that a step takes beyond all of this, one for a number of peers;
+            sorted by these.
 
     Raises:
         TuneError: the backend is unknown, a number is negative or not finite, or the native cost of
@@ -373,7 +373,8 @@ def shipped_costs(
 
     Args:
         has_links: whether schedules between processes on CPUs are played over links.
-        device: what a device calls itself; GPUs that nobody has measured are charged as H100.
+        device: the name that a device gives itself; GPUs that nobody has measured are charged as
+            H100.
     """
     if backend == "cpu" and processes > 1:
         return _LINKS if has_links else _PROCESSES
