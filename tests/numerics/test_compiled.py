@@ -15,7 +15,7 @@ import pytest
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.execute.choice.configured import default_topology, is_small
+from jaxcoll.execute.choice.defaults import default_topology, is_small
 from jaxcoll.numerics import compiled, machine_code
 from jaxcoll.numerics.compiled import interpreted, is_interpreted, kernel, without_numba
 from jaxcoll.synth.registry import REGISTRY

@@ -40,7 +40,7 @@ from jaxcoll.devices import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.lockstep import Lockstep, host
 from jaxcoll.execute.choice.measured_order import ON_SHARED_CORES, measured_order
 from jaxcoll.io.files import load_usable, write_text

@@ -18,7 +18,7 @@ from jax import lax
 from jaxcoll import jax_internals
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.tune.training_step.regression import Choice
 
 # The niceness of background threads. Steps leave processor time to compilers while devices wait for
@@ -65,22 +65,22 @@ def _abstract(leaf: Any) -> Any:
 
 
 def choices_of(
-    candidates: Candidates, choice: Choice, base: configured.Choices | None = None
-) -> configured.Choices | None:
+    candidates: Candidates, choice: Choice, base: in_force.Choices | None = None
+) -> in_force.Choices | None:
     """The choices under which a step runs one candidate per task; other tasks run by ``base``."""
     chosen = zip(candidates.items(), choice, strict=True)
     fixed = {task: configs[i] for (task, configs), i in chosen if configs[i] is not None}
     return Layered(fixed, base) if fixed else base  # type: ignore[arg-type]
 
 
-class Layered(configured.Fixed):
+class Layered(in_force.Fixed):
     """A configuration per task; tasks not listed run by other choices, or by the default."""
 
-    def __init__(self, configs: Mapping[Task, Config], base: configured.Choices | None = None):
+    def __init__(self, configs: Mapping[Task, Config], base: in_force.Choices | None = None):
         super().__init__(configs)
         self._base = base
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         """The result of running the task by its configuration."""
         if task in self.configs or self._base is None:
             return super().run(task, x, run_by)
@@ -95,14 +95,14 @@ class Layered(configured.Fixed):
 
 
 def compile_plain(
-    step: Any, choices: configured.Choices | None, args: tuple, kwargs: dict
+    step: Any, choices: in_force.Choices | None, args: tuple, kwargs: dict
 ) -> tuple[Any, Any]:
     """Compile the step under choices, so that its next call under them compiles nothing.
 
     Returns:
         The lowered and the compiled program.
     """
-    with configured.choosing(choices):
+    with in_force.choosing(choices):
         lowered = step.lower(*args, **kwargs)
         return lowered, compiled(lowered)
 
@@ -113,7 +113,7 @@ def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> N
     Raises:
         TuneError: a result differs; the text names it.
     """
-    lowered, compiled = compile_plain(step, configured.current(), args, kwargs)
+    lowered, compiled = compile_plain(step, in_force.current(), args, kwargs)
     same_lowered, same_compiled = found
     infos = [jax.tree.flatten_with_path(low.out_info) for low in (lowered, same_lowered)]
     if infos[0][1] != infos[1][1]:
@@ -144,7 +144,7 @@ class _Switched:
         self,
         candidates: Candidates,
         which: Sequence[jax.Array],
-        base: configured.Choices | None,
+        base: in_force.Choices | None,
     ):
         self._base = base
         self._branches = {
@@ -154,7 +154,7 @@ class _Switched:
             )
         }
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         if task not in self._branches:
             return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
         index, configs, name = self._branches[task]
@@ -187,7 +187,7 @@ class SwitchProgram:
             raise TuneError("the step has static arguments; its candidates are compiled one by one")
         donated = [1 + i for i, info in enumerate(infos) if info.donated]
 
-        base = configured.current()
+        base = in_force.current()
 
         # The operands are the candidates' numbers, followed by the step's own leaves. So one
         # compilation serves every choice, and donated leaves are one place further on.
@@ -195,7 +195,7 @@ class SwitchProgram:
             args, kwargs = jax.tree.unflatten(structure, flat)
             choices = _Switched(candidates, which, base)
             try:
-                with configured.choosing(choices):
+                with in_force.choosing(choices):
                     return step(*args, **kwargs)
             finally:
                 choices.forget()
