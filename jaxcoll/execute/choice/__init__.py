@@ -1,8 +1,9 @@
 """Choice: the schedule that a call runs, from the user, a synthesizer, or the defaults.
 
 Here a call's ``schedule=`` becomes a schedule. In reading order beside it: ``defaults`` (what
-stands where nobody named one; ``binomial`` with a root), ``stated`` (network and machine), ``in_force``
-(the configuration under which a program is traced), ``configured`` (a call run by one),
+stands where nobody named one; ``binomial`` with a root), ``stated`` (network and machine),
+``in_force`` (the configuration under which a program is traced), ``configured`` (a call run by
+one),
 ``transports`` (how permutes are carried out), ``cliques`` (those that deadlock), ``options`` (of
 XLA's compilers for them), ``measured_costs`` (the charges of this machine), ``cheapest`` (of
 ``jax.lax`` and the schedules, and why).
