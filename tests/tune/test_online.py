@@ -20,10 +20,10 @@ import jaxcoll as jc
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import in_force
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
 from jaxcoll.tune.training_step.preparation import Comparison, Preparation
 from jaxcoll.tune.training_step.processes import Coordinator
-from jaxcoll.tune.training_step.programs import Background
 from jaxcoll.tune.trial import Occurrence
 from tests.execute.harness import mesh_of
 

@@ -43,7 +43,7 @@ from jaxcoll.simulation.execution_costs import (
     costs_of,
     rounds_of_steps,
 )
-from jaxcoll.simulation.execution_order import Flows, run_in_order
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth import Portfolio, Synthesizer
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.native import JAX_LAX, attempted, few_counts, lax_seconds

@@ -36,7 +36,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated

@@ -1,6 +1,7 @@
 """MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
 
-``lowering`` is the plan of a schedule; ``loads`` the schedule of such a plan.
+``lowering`` makes the plan of a schedule, of as few blocks (``block``) as its operations allow
+(``operation_count``); ``loads`` reads the schedule of such a plan.
 
 Plans of other tools are proved by ``jaxcoll.prove``.
 """

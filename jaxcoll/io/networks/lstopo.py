@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxcoll.devices import words_of
+from jaxcoll.device_kinds import words_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io import xml
 from jaxcoll.io.files import load_text

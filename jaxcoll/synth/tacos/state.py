@@ -3,8 +3,8 @@
 It is the paper's ``precond`` and ``postcond``, a bit per (rank, chunk). Every chunk has a *slot*, a
 bit position, in random order: 64 slots are a word and some words a block. All ranks' bits of a
 block lie together, so that work on one block stays in cache. How many words a block has is the
-kernels' choice; here it is read off the tables. What a search by events needs besides is in
-``event_state``.
+kernels' choice; here it is read off the tables. Searches by events have further state
+(``event_state``).
 """
 
 from __future__ import annotations

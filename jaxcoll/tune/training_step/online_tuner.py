@@ -29,12 +29,11 @@ from jaxcoll.tune.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step import TIMED, TRANSITIONS, Event, State, processes
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
 from jaxcoll.tune.training_step.programs import (
-    Background,
-    SwitchProgram,
     abstract,
     choices_of,
     compile_plain,
@@ -43,6 +42,7 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Held, TimeSlices, Timing
 
 log = logging.getLogger(__name__)

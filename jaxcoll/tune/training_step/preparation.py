@@ -28,8 +28,10 @@ from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
-from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
+from jaxcoll.tune.training_step.background import compiled
+from jaxcoll.tune.training_step.programs import check_same
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Profiler
 from jaxcoll.tune.trial import (
     NATIVE,

@@ -16,8 +16,9 @@ from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import in_force
 from jaxcoll.numerics import checks
-from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
+from jaxcoll.tune.training_step.programs import abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 
 # A program ("plain" or "switch"), a candidate per task, and how many steps in succession ran so.
 Run = tuple[str, Choice, int]
