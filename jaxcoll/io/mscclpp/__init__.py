@@ -196,4 +196,4 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
     """The schedule of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, topology), max_bytes)
+    return load_text(path, loads, max_bytes, topology=topology)

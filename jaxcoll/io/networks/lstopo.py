@@ -90,11 +90,7 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
-
-    return load_text(path, read, max_bytes)
+    return load_text(path, loads, max_bytes, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
 
 
 class _Machine:
