@@ -1,4 +1,4 @@
-"""The search for bandwidth-optimal all_gathers: what it finds is one, or there is none."""
+"""The search for bandwidth-optimal all_gathers finds them, or proves that there are none."""
 
 from __future__ import annotations
 
