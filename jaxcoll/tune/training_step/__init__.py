@@ -9,7 +9,8 @@ ordinary run, of a step with one program for all candidates::
 
 Then in reading order: ``regression`` (effects of candidates from times of steps), ``processes``
 (one decision for all, and the messages that lead to it), ``leader`` (what is measured, and runs
-next), ``programs`` and ``preparation`` (candidates compiled and compared with ``jax.lax``),
+next), ``background`` (where compilers run), ``programs`` and ``switch_program`` (a step by one
+candidate per task, and one program for all), ``preparation`` (compared with ``jax.lax``),
 ``timing`` (and signals), ``report``, ``online_tuner``.
 """
 
