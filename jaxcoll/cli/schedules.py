@@ -480,8 +480,7 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
 
 
 def _together(names, schedules, sizes, model, as_json) -> list[dict[str, Any]]:
-    """Print the seconds that schedules on the same wires cost each other; nothing for a single
-    one."""
+    """Print the seconds that schedules on the same wires cost each other; nothing for one alone."""
     from jaxcoll.simulation import simulate_together
 
     rows: list[dict[str, Any]] = []

@@ -13,10 +13,10 @@ exponent is computed first, so that few bits suffice. For each element of the re
     result = total, rounded to nearest, ties to even
 
 For float32 an integer has 35 bits, in two words of 32 that leave room for the sums; for float16 and
-bfloat16 it has 20, in one word, for at most 1,024 addends; for float64 it has 99, in two words of
-64. An addend without bits below the unit is exact, so a sum of addends whose exponents differ by at
-most 11 (float32) is the exact sum, rounded once. Any other addend is rounded to a multiple of the
-unit, which changes it by at most half a unit. So for G addends x of float32::
+bfloat16 it has 20, in one word, for at most 1,024 addends; for float64 it has 99, in two 64-bit
+words. An addend without bits below the unit is exact, so a sum of addends whose exponents differ by
+at most 11 (float32) is the exact sum, rounded once. Any other addend is rounded to a multiple of
+the unit, which changes it by at most half a unit. So for G addends x of float32::
 
     |error| <= G * 2**-35 * max|x| + 2**-24 * |sum|
 

@@ -435,9 +435,8 @@ def explain_choice(
         topology, execution: as for ``jc.use_topology``, whose values are taken when omitted.
 
     Raises:
-        CollectiveError: the collective or axis is unknown, the collective has a root, nbytes is not
-            above 0, the topology or costs do not fit the mesh, or one of them is missing without a
-            mesh.
+        CollectiveError: the collective or axis is unknown or has a root, nbytes is not above 0, or
+            the topology or costs do not fit the mesh, or are missing without one.
     """
     checks.optional(mesh, checks.instance, Mesh, "mesh", CollectiveError)
     named = meant(collective) if isinstance(collective, str) else None

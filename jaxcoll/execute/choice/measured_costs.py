@@ -186,15 +186,13 @@ def measure_execution(
             ...
 
     All ranks of the mesh take part, in its order. If there are several processes, all call it with
-    the same mesh, and all get the values that the first one measured. The costs have
-    ``half_duplex`` and the order in which the devices run permutes: as ``order``, or as
-    ``native_order`` if links are played.
+    the same mesh, and all get the values of the first one. The costs have ``half_duplex`` and the
+    order in which the devices run permutes: as ``order``, or ``native_order`` if links are played.
 
     Costs between devices of one host include its memory. So state no topology with them, or only
-    one of the links between hosts; with several processes on the host (``costs.shared``) no
-    topology is accepted. Costs between hosts leave bytes to the network, so state a topology with
-    them. Processes in separate network namespaces, such as those of ``jaxcoll emulate``, are on
-    different hosts.
+    one of the links between hosts; with several processes there (``costs.shared``) none is
+    accepted. Costs between hosts leave bytes to the network, so state a topology with them.
+    Processes in separate network namespaces, as of ``jaxcoll emulate``, are on different hosts.
 
     Args:
         mesh: a mesh of two devices or more; with several processes, of some devices of each.
@@ -207,9 +205,8 @@ def measure_execution(
         progress: see ``jaxcoll.progress``; it is told of every program compiled.
 
     Raises:
-        TuneError: the mesh has one device or lacks devices of some process, the devices have an
-            unknown backend, or seconds are out of range; or a process does not call it, or calls it
-            with another mesh.
+        TuneError: the mesh has one device, lacks devices of a process, or has an unknown backend;
+            seconds are out of range; a process does not call it, or with another mesh.
         OSError: the file cannot be written.
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)

@@ -173,8 +173,7 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         if len(branches) == 1:
             arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
         else:
-            # One conditional for all permutes of a step, because two conditionals would have no
-            # order.
+            # One conditional for all permutes of a step: two would have no order.
             arrived = lax.switch(branch, branches, ready)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
@@ -195,9 +194,8 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         # XLA inlines a loop that runs once; its permutes would then start one by one.
         carry = lax.optimization_barrier(carry)
     elif len(stage[0].send) == 1:
-        # If the loop were inlined, XLA would also copy the buffer, because it does not see that the
-        # body reads before it writes. The number of iterations is computed so that XLA cannot tell
-        # that it is one.
+        # Inlined, XLA would also copy the buffer, because it does not see that the body reads before
+        # it writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
         now = jax.tree.map(lambda rows: rows[0], (ahead, placed, numbers))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]
