@@ -93,7 +93,7 @@ def dataflow_of(program: PermuteProgram, style: str = "flat") -> Dataflow | None
             "result" the message is read from the result so far if that has its rows, mostly in one
             segment. With "split", if all segments are whole values, each is permuted by itself
             (more permutes, but one copy less of every message); otherwise it is as "result".
-        """
+    """
     if program.pairs is not None:  # ranks differ, and there are too many rows to look at each
         return None
     try:

@@ -194,7 +194,7 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         # XLA inlines a loop that runs once; its permutes would then start one by one.
         carry = lax.optimization_barrier(carry)
     elif len(stage[0].send) == 1:
-        # Inlined, XLA would also copy the buffer, because it does not see that the body reads before
+        # Inlined, XLA would also copy the buffer, since it does not see that the body reads before
         # it writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
         now = jax.tree.map(lambda rows: rows[0], (ahead, placed, numbers))
