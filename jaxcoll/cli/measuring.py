@@ -1,4 +1,4 @@
-"""``measured`` and ``expect``: times of machines that are not here, and of mine beside them."""
+"""``measured`` and ``expect``: published times of machines, and the user's own beside them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jaxcoll.progress import working
 @click.command()
 @click.argument("machine", required=False)
 @click.option("--xla", metavar="PLUGIN", help="XLA's table out of a GPU plugin (.so) or its wheel.")
-@click.option("--date", default="", help="Of --xla: when it was published.")
+@click.option("--date", default="", help="The date when XLA's table was published.")
 @click.option("--page", metavar="FILE", help="Write how well times are predicted, as Markdown.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of --page.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of --page.")
 @click.option("--output", "-o", help="Where --xla writes its table, as JSON.")
 @as_json
 def measured(machine, xla, date, page, seed, output, as_json) -> int:
@@ -68,7 +68,7 @@ def _write_page(page: str, seed: int, as_json: bool) -> int:
     with working("predicting what was measured"):
         text = text_of(seed)
         drawn = {way: jc.draw.draw_predictions(points(way, seed)) for way in FIGURES}
-    # The page comes last: until then it shows what lay there before.
+    # The page is written last: until then the old page stays.
     for way, figure in drawn.items():
         path = os.path.join(os.path.dirname(page), FIGURES[way])
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -78,14 +78,14 @@ def _write_page(page: str, seed: int, as_json: bool) -> int:
 
 
 def _drawn(figure, form: str) -> bytes:
-    """A figure as a file of some format, so that it is written as one."""
+    """A figure in some format as bytes, so that the file is written in one go."""
     content = io.BytesIO()
     figure.savefig(content, format=form, dpi=90)
     return content.getvalue()
 
 
 def table_facts(table) -> dict[str, Any]:
-    """A table's origin, and how much it holds."""
+    """The origin of a table, and the size of its content."""
     named = ("name", "source", "url", "licence", "software", "date", "method")
     return {name: getattr(table, name) for name in named} | {
         "rows": table.rows,
@@ -136,7 +136,7 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     """What my machine should reach: as others measured it, by the model, and at best.
 
     NETWORK is a measured machine (jaxcoll measured lists them; gb200-rack:36 is a part of one) or
-    any network. With --log alone the list of devices in it says the machine.
+    any network. With --log alone, the list of devices in the log tells the machine.
 
     \b
     jaxcoll expect dgx-h100:2 all_reduce --size 25MB,1GB
@@ -184,7 +184,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 def _draw(found, path: str) -> None:
-    """The times over sizes, a curve for each source."""
+    """Draw the times over sizes, with a curve for each source."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes
 
@@ -194,7 +194,7 @@ def _draw(found, path: str) -> None:
         times |= {f"measured ({each.table.name})": each.seconds for each in row.reports}
         times |= {"by the model": None if row.model is None else row.model.seconds}
         for name, seconds in (times | {"at best": row.bound_seconds}).items():
-            # One rank alone takes no time, which no logarithm shows.
+            # A single rank takes no time, which a logarithmic axis cannot show.
             if seconds:
                 curves.setdefault(name, []).append((float(row.nbytes), seconds))
     figure = jc.draw.draw_times(curves)
@@ -202,7 +202,7 @@ def _draw(found, path: str) -> None:
 
 
 def _network_of(log: str):
-    """The measured machine of a log's devices."""
+    """The measured machine that matches a log's devices."""
     import jaxcoll as jc
     from jaxcoll.io.files import load_text
 
@@ -246,7 +246,7 @@ def _row_text(row, several: bool) -> str:
 
 
 def _facts(found) -> dict[str, Any]:
-    """An expectation as JSON: seconds and bytes."""
+    """An expectation as JSON, in seconds and bytes."""
     return {
         "collective": found.collective, "ranks": found.network.num_ranks,
         "machine": found.machine.name if found.machine else None,

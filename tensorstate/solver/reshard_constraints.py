@@ -513,10 +513,12 @@ class _GroupConstraints:
         return _as_terms(available)
 
     def _restored(self) -> dict[Placements, Terms]:
-        """Where one consumer after the forward pass takes a tensor from:
+        """Where one consumer after the forward pass takes a tensor from.
 
-        restored[f, d, s] <= sum over k of kept[f, k, s]
-                             + the share that is rebuilt in s, or is an input in s
+        For each of the placements s::
+
+            restored[f, d, s] <= sum over k of kept[f, k, s]
+                                 + the share that is rebuilt in s, or is an input in s
         """
         kept = any_keeping if self.group.is_input else _reruns
         sources = self.choices.source_terms(self.group, kept)

@@ -1,6 +1,6 @@
-"""The face for users of NCCL: files that NCCL reads, and the output of its benchmarks.
+"""The interface for users of NCCL: files that NCCL reads, and the output of its benchmarks.
 
-``NcclRule``, ``answer``, ``conf`` and ``ncclx`` are those of ``jaxcoll.io.nccl``. In reading order:
+``NcclRule``, ``answer``, ``conf`` and ``ncclx`` come from ``jaxcoll.io.nccl``. In reading order:
 ``environment`` (rules and variables, from a table), ``nccl_tests`` (times that nccl-tests printed),
 ``shared_table`` (rules that change while a program runs, and the plugin that follows them).
 docs/tuner-tables.md describes the formats and their sources.
