@@ -131,7 +131,7 @@ def loads(text: str, network: Topology) -> TreeFlow:
     checks.instance(network, Topology, "network", FormatError)
     root = parsed(text, "Algo", _MOST_ELEMENTS)
     k = root.integer("nchunkspernode", 1, 2**31)
-    first: dict[str, Element] = {}  # a path, and the send that errors in it are said of
+    first: dict[str, Element] = {}  # of each path, the send that its errors name
     for tree in root.each("tree"):
         for send in tree.each("send"):
             first.setdefault(send.text("path"), send)
