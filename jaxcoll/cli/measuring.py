@@ -220,7 +220,7 @@ def _network_of(log: str):
 
 
 def _size_lines(row) -> list[str]:
-    """What is known of one size: the bound, measured times, the model, and one's own time."""
+    """The lines of one size: the bound, measured times, the model, and the user's own time."""
     lines = [
         f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; "
         f"{100 * row.of_bound:.0f} % of that speed {'is' if row.reports else 'would be'} reached"
