@@ -55,16 +55,14 @@ class Account:
     protocols: tuple[Protocol, ...]
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of a buffer by the protocol of its size; between two, by the faster, as in
-        NCCL."""
+        """Seconds of a buffer by the protocol of its size; between two by the faster, as in NCCL."""
         below = [each for each in self.protocols if nbytes >= each.least][-1:]
         above = [each for each in self.protocols if nbytes <= each.most][:1]
         return min(each.start + nbytes * each.per_byte for each in (*below, *above))
 
     @property
     def of_last(self) -> float:
-        """The size from which the last protocol runs and its start is at most a tenth of the
-        time."""
+        """The least size of the last protocol at which its start is at most a tenth of the time."""
         last = self.protocols[-1]
         before = self.protocols[-2].most + 1 if len(self.protocols) > 1 else 0
         return max(before, 9 * last.start / last.per_byte)
