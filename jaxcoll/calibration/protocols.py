@@ -55,7 +55,7 @@ class Account:
     protocols: tuple[Protocol, ...]
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of a buffer by the protocol of its size; between two by the faster, as in NCCL."""
+        """Seconds of a buffer by the protocol of its size; between two, by the faster (as NCCL)."""
         below = [each for each in self.protocols if nbytes >= each.least][-1:]
         above = [each for each in self.protocols if nbytes <= each.most][:1]
         return min(each.start + nbytes * each.per_byte for each in (*below, *above))
