@@ -21,8 +21,8 @@ from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.plan import Plan
 from tensorstate.problem.constraints import from_partition_spec
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.problem.untying import Spec
 from tensorstate.solver.base import CandidateStrategies
 from tensorstate.step_search import search_narrowed

@@ -45,7 +45,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.untying import untie
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.solver.refusal import refuse_below_least

@@ -5,7 +5,8 @@ Latencies are 0: cables have their own, and the charge of a permute includes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -90,3 +91,20 @@ NETWORKS: Mapping[str, Network] = {
     "switch of 8": _switch,
     "ring of 3": _few,
 }
+
+
+def add_options(parser: argparse.ArgumentParser, usual: Sequence[str], least: int = 1) -> None:
+    """The options of a benchmark by which ``chosen`` finds its networks; ``usual`` by default.
+
+    Args:
+        least: 0 where a benchmark has something to do without a network, else 1.
+    """
+    parser.add_argument("--networks", nargs="+" if least else "*", choices=NETWORKS, default=usual)
+    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Topology]]:
+    """Each network that the options name, with its name."""
+    speed = Fraction(options.mbits * 10**6, 8)
+    for name in options.networks:
+        yield name, NETWORKS[name](speed)

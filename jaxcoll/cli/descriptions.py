@@ -1,7 +1,7 @@
 """Networks as other tools describe them, and the options that complete each description.
 
 A description covers a part of the network: a host's GPUs, or the switches between hosts. Options
-    add the rest: the kind of GPU, the number of equal hosts, and the speed of links.
+add the rest: the kind of GPU, the number of equal hosts, and the speed of links.
 """
 
 from __future__ import annotations

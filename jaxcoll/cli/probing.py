@@ -22,8 +22,8 @@ def probe(command, output, as_json) -> int:
     """Measure the network between the processes of a job; then run a program on it, if given.
 
     Start it as the program would be started, once per process: jax.distributed.initialize() must
-        find the others. The first process prints the network, and names slow and missing links. The
-        program finds a file with the network in JAXCOLL_NETWORK.
+    find the others. The first process prints the network, and names slow and missing links. The
+    program finds a file with the network in JAXCOLL_NETWORK.
 
     \b
     srun jaxcoll probe -o network.json

@@ -1,5 +1,5 @@
 """``synth``, ``verify``, ``prove``, ``simulate``, ``convert``: make, check, time and write
-    schedules.
+schedules.
 
 ``prove`` hands a file to a checker that shares no code with the rest of the library.
 """

@@ -1,11 +1,11 @@
 """Execution: schedules run on the devices of a mesh, behind the functions of ``jax.lax``.
 
 Read in this order: ``functions``, ``rooted`` and ``ragged`` (the public functions), ``calls`` (from
-    arguments to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives``
-    (typing, transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as
-    JAX operations) and ``buckets`` (used by training). ``encoded`` and ``wires`` send fewer bytes
-    by rounding values on the way; ``invariant_sums`` and ``invariant`` add independently of the
-    number of ranks. JAX's internals are used only through ``jaxcoll.jax_internals``.
+arguments to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives``
+(typing, transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as
+JAX operations) and ``buckets`` (used by training). ``encoded`` and ``wires`` send fewer bytes
+by rounding values on the way; ``invariant_sums`` and ``invariant`` add independently of the
+number of ranks. JAX's internals are used only through ``jaxcoll.jax_internals``.
 """
 
 from jax.lax import axis_index, axis_size, ppermute

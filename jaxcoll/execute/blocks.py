@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import ScheduleError
 from jaxcoll.execute import functions
 from jaxcoll.execute.calls import Call, Groups, is_vmapped, vary

@@ -27,11 +27,12 @@ from jaxcoll.execute.choice import (
     checked_groups,
     choose,
     configured,
+    in_force,
     on_network,
     stated,
 )
 from jaxcoll.execute.choice.cheapest import cheapest, scheduled
-from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.lowerings.unequal import Unequal
@@ -135,7 +136,7 @@ class RunBy:
     call: Call
     place: stated.Place
 
-    def __call__(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
+    def __call__(self, x: jax.Array, config: in_force.Config | None) -> jax.Array:
         call = self.call
         if config is None:
             return call.run_as_it_says(x)
@@ -212,7 +213,7 @@ class Call:
         return dataclasses.replace(self, axes=axes)._run(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
-        choices = configured.current()
+        choices = in_force.current()
         # A tuned configuration may add in another order.
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
@@ -262,16 +263,15 @@ class Call:
 
     def is_native(self, x: jax.Array) -> bool:
         """Whether ``jax.lax`` runs the call because that is cheapest and no table is in use."""
-        return configured.current() is None and isinstance(self._cheapest(x), Native)
+        return in_force.current() is None and isinstance(self._cheapest(x), Native)
 
     def is_left_to_lax(self, x: jax.Array) -> bool:
         """Whether the call can be handed to ``jax.lax`` unchanged.
 
         Groups, several axes, operands that Explicit axes shard, and empty operands need the
-            primitives: ``jax.lax`` lacks some of their derivatives, batching rules and types, and
-            its psum_scatter beside Explicit axes fails in JAX 0.12. With several processes every
-            call uses the primitives, whose programs carry the data that processes compare
-            (``primitives``).
+        primitives: ``jax.lax`` lacks some of their derivatives, batching rules and types, and its
+        psum_scatter beside Explicit axes fails in JAX 0.12. With several processes every call uses
+        the primitives, whose programs carry the data that processes compare (``primitives``).
         """
         is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
         beside = jax_internals.explicit_sharding(x)[1]

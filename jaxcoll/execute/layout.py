@@ -49,7 +49,7 @@ class Axes:
         sizes: number of ranks along each axis.
         canonical: the names in the order of the mesh.
         over: the axes that the collective gathers or sums over; fewer than ``names`` if a schedule
-        serves all groups along an axis at once.
+            serves all groups along an axis at once.
         auto: sizes of the mesh axes in Auto mode, over which XLA may shard the ranks' arrays.
     """
 

@@ -89,8 +89,13 @@ def text_of(data: bytes, errors: str = "strict") -> str:
     return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors)
 
 
-def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int = MAX_BYTES) -> T:
+def load_text(
+    path: str | os.PathLike, loads: Callable[..., T], max_bytes: int = MAX_BYTES, **given: Any
+) -> T:
     """A file's text as ``loads`` reads it; what ``loads`` refuses names the file.
+
+    Args:
+        given: further arguments of ``loads``.
 
     Raises:
         FormatError: as for ``read_text`` and ``loads``, or the file is empty and ``loads`` refuses
@@ -101,7 +106,7 @@ def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int
     text, name = read_text(path, max_bytes), os.fspath(path)
     with naming(name):
         try:
-            return loads(text)
+            return loads(text, **given)
         except FormatError as error:
             if text.strip():
                 raise

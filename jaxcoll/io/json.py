@@ -217,8 +217,8 @@ def _write_collective(collective: Collective) -> dict:
     pairs = collective.pair_shares
     if pairs is not None:
         said["shares"] = pairs.as_lists()
-    elif isinstance(collective.shares, tuple):
-        said["shares"] = list(collective.shares)
+    elif collective.rank_shares is not None:
+        said["shares"] = list(collective.rank_shares)
     # Written only if it is not the default, so that older programs can read the other files.
     return said if collective.helpers else said | {"helpers": False}
 

@@ -325,4 +325,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Timings:
     """The times of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, collective, ranks), max_bytes)
+    return load_text(path, loads, max_bytes, collective=collective, ranks=ranks)

@@ -22,7 +22,8 @@ from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.simulation.execution_order import flows_of, run_in_order
+from jaxcoll.simulation.execution_order import flows_of
+from jaxcoll.simulation.fair_flows import run_in_order
 from jaxcoll.simulation.link_models import Durations, LinkModel, link_model
 from jaxcoll.simulation.timeline import Clock, Framing, Timeline
 from jaxcoll.topology import Topology

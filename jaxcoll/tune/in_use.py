@@ -12,7 +12,7 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
-from jaxcoll.execute.choice import configured, stated
+from jaxcoll.execute.choice import in_force, stated
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
@@ -29,7 +29,7 @@ def this_machine() -> Machine:
 
 
 class ByTable:
-    """Runs tasks by a table (see ``jaxcoll.execute.choice.configured.Choices``).
+    """Runs tasks by a table (see ``jaxcoll.execute.choice.in_force.Choices``).
 
     A task that the table does not answer runs by the default. So does a task whose configuration is
     refused while tracing, for example because it names a synthesizer that does not exist;
@@ -50,7 +50,7 @@ class ByTable:
         """The configuration of a task, or None if it runs by the default."""
         return self._table.lookup(task, self._machine)
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         """The result of a task on an operand."""
         config = self.config(task)
         if config is None:
@@ -99,7 +99,7 @@ def use(
             merged = merged.merge(table)
         else:
             merged = merged.merge(Table.load_usable([table], machine, skipped))
-    with configured.choosing(ByTable(merged, machine, skipped)):
+    with in_force.choosing(ByTable(merged, machine, skipped)):
         yield merged
 
 

@@ -39,9 +39,9 @@ from jaxcoll.configurations import Config, Parameter, Task
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute import functions
-from jaxcoll.execute.choice import cheapest, configured, measured_costs
+from jaxcoll.execute.choice import cheapest, in_force, measured_costs
 from jaxcoll.execute.choice.cliques import clique_conflict
-from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
+from jaxcoll.execute.choice.defaults import default_topology, is_small, schedule_of
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.choice.transports import alternatives
@@ -73,14 +73,14 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     """The configurations of a task; the default is the one that runs without tuning.
 
     Implementation parameters are ``algorithm`` and ``lowering``; resources are ``chunks`` per
-    shard, ``parts`` of the operand, and the number of them ``in_flight`` (``execute.configured``
-    describes each). On GPUs and TPUs further subspaces name a ``transport``; on CPUs there is none
-    to choose.
+    shard, ``parts`` of the operand, and the number of them ``in_flight`` (``Settings`` of
+    ``execute.choice.configured`` describes each). On GPUs and TPUs further subspaces name a
+    ``transport``; on CPUs there is none to choose.
 
     Args:
         backend: name of the backend as in ``jax.default_backend``; that of this process if omitted.
         of_jit: whether configurations may need XLA options of the outermost ``jit``. Those belong
-        to a whole program, so several tasks of one step cannot choose them.
+            to a whole program, so several tasks of one step cannot choose them.
 
     Raises:
         TuneError: JAX does not have the backend.
@@ -261,7 +261,7 @@ class Occurrence:
     """
 
     task: Task
-    run_by: configured.RunBy
+    run_by: in_force.RunBy
     shape: tuple[int, ...]
     mesh: tuple[tuple[str, int], ...]
 
@@ -273,7 +273,7 @@ class Recorder:
         self.calls: collections.Counter[Task] = collections.Counter()
         self.found: dict[Task, Occurrence] = {}
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         """The result by the default."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
@@ -297,7 +297,7 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
     """
     checks.function(step, "step", TuneError)
     recorder = Recorder()
-    with configured.choosing(recorder):
+    with in_force.choosing(recorder):
         jax.eval_shape(step, *args, **kwargs)
     return dict(recorder.calls)
 
@@ -396,9 +396,9 @@ class Trial:
             TuneError: it does not compile.
         """
         started = time.perf_counter()
-        choices = configured.Fixed({self.task: config})
+        choices = in_force.Fixed({self.task: config})
         try:
-            with configured.choosing(choices):
+            with in_force.choosing(choices):
                 # A new function, because JAX would otherwise reuse a program that another thread
                 # compiles.
                 lowered = jax.jit(functools.partial(self._traced)).lower(self.operand)

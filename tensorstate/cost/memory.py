@@ -31,9 +31,10 @@ from tensorstate.keeping import table
 from tensorstate.keeping.base import Category, Holds, Keeping
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import SUMS_ITEMSIZE, Problem
 from tensorstate.problem.reshard import IN_PLACE, ReshardStep
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 
 # Collectives that receive data of several devices, which are put in order then.
 REORDERED = those(lambda kind: not kind.adds)

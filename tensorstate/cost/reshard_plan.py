@@ -32,9 +32,10 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.keeping.base import Keeping
 from tensorstate.keeping.table import Kept, counted
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import NO_RESHARD, ReshardStep, ReshardTree
-from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

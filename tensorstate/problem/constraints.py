@@ -14,8 +14,8 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.problem.untying import Spec, by_input, named
 
 # A label that no operator has: a sharding that no strategy gives.

@@ -1,8 +1,8 @@
 """The search problem of a training step, with identical layers counted once.
 
 The search chooses a strategy for every node class, and how its results of the forward pass are kept
-for the backward pass (see ``tensorstate.keeping``). Costs are those of nodes and of *tensor groups*
-(see ``tensorstate.problem.tensor_groups``).
+for the backward pass (see ``tensorstate.keeping``). Costs are those of nodes
+(``node_strategies``) and of ``tensor_groups``.
 
 The step has two *passes*: the forward pass; and the backward pass with the optimizer. Within a pass
 a tensor is resharded to given placements at most once, for all of its consumers. From the forward
@@ -44,6 +44,7 @@ from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.pipeline import (
     PipelineStages,
     Schedule,
@@ -60,8 +61,6 @@ from tensorstate.problem.reshard import (
 )
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
-    NodeStrategies,
-    Strategy,
     TensorGroup,
     find_tensor_groups,
     is_in_loop,

@@ -30,8 +30,8 @@ from tensorstate.deadline import LEAST_SECONDS, OutOfTime, is_over, remaining_ti
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import (
     Milp,

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from tensorstate.ir.graph import Loop, Operator, Reduce, Tensor, TracedEqn, Use, View
-from tensorstate.ir.placements import PinnedDim, Ring
+from tensorstate.ir.placements import PinnedDim, RingStrategy
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat import (
     FlatAtom,
@@ -292,7 +292,7 @@ class _Form(NamedTuple):
     results: tuple[tuple[tuple[int, ...], ...], ...]
     operands: tuple[tuple[int, tuple[int, ...]], ...]
     produced: tuple[tuple[int, ...], ...]
-    ring: Ring | None
+    ring: RingStrategy | None
 
     @classmethod
     def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
@@ -394,7 +394,7 @@ class _Labels:
             for label in self._of.get(name, ())
         }
 
-    def ring(self) -> Ring | None:
+    def ring(self) -> RingStrategy | None:
         """The ring, whose labels are each one label here: otherwise its strategy is taken away."""
         ring = self._signature.ring
         if ring is None:
@@ -405,7 +405,7 @@ class _Labels:
             self.need_replication.update(labels[0])
             return None
         (label, *_), (queries, *_), (keys, *_) = labels
-        return Ring(label, queries, keys, ring.passes)
+        return RingStrategy(label, queries, keys, ring.passes)
 
 
 def _linear(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import Topology
-from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
+from jaxcoll.device_kinds import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
 from jaxcoll.errors import AssumptionWarning, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.topologies import torus

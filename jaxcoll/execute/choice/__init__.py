@@ -1,10 +1,12 @@
 """Choice: the schedule that a call runs, from the user, a synthesizer, or the defaults.
 
 This package turns a call's ``schedule=`` into a schedule. Its modules in reading order:
-``configured`` (schedules of few rounds, and those of a trace's configurations), ``stated`` (network
-and machine), ``transports`` (how permutes are carried out), ``cliques`` (transports that deadlock),
-``options`` (of XLA's compilers for them), ``measured_costs`` (the charges of this machine),
-``cheapest`` (the cheapest of ``jax.lax`` and the schedules, and the reason).
+``defaults`` (what stands where nobody named one; ``binomial`` with a root), ``stated`` (network
+and machine), ``in_force`` (the configuration under which a program is traced), ``configured`` (a
+call run by a configuration), ``transports`` (how permutes are carried out), ``cliques``
+(transports that deadlock), ``options`` (of XLA's compilers for them), ``measured_costs`` (the
+charges of this machine), ``cheapest`` (the cheapest of ``jax.lax`` and the schedules, and the
+reason).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates_at, taken
-from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
+from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.execute.layout import Axes
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed

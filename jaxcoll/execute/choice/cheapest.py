@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.choice import configured, stated
-from jaxcoll.execute.choice.configured import (
+from jaxcoll.execute.choice import in_force, stated
+from jaxcoll.execute.choice.defaults import (
     default_schedule,
     default_topology,
     is_small,
@@ -43,7 +43,7 @@ from jaxcoll.simulation.execution_costs import (
     costs_of,
     rounds_of_steps,
 )
-from jaxcoll.simulation.execution_order import Flows, run_in_order
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth import Portfolio, Synthesizer
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.native import JAX_LAX, attempted, few_counts, lax_seconds
@@ -501,7 +501,7 @@ def _explained(
 ) -> Explanation:
     found = candidates(what, nbytes, network, costs, several)
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
-    in_use = configured.current() is not None
+    in_use = in_force.current() is not None
     run = taken(found, margin=margin_of(costs, network))
     return Explanation(what, nbytes, network, costs, ranked, run, in_use)
 

@@ -105,7 +105,7 @@ def host() -> str:
     """The host of this process, as seen by messages: those between processes of a host stay in it.
 
     Processes in separate network namespaces are on different hosts: their messages cross real or
-        emulated cables.
+    emulated cables.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -37,11 +37,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.lockstep import Lockstep, host
 from jaxcoll.execute.choice.measured_order import ON_SHARED_CORES, measured_order
 from jaxcoll.io.files import load_usable, write_text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.execute.choice.cliques import check_cliques
 from jaxcoll.execute.choice.transports import TRANSPORTS, check_transport

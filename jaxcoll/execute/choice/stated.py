@@ -16,7 +16,7 @@ import jax
 
 from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute import primitives
 from jaxcoll.execute.layout import Axes

@@ -14,7 +14,7 @@ import functools
 from jaxcoll.collective import Collective
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.choice.cheapest import Candidate, margin_of, taken
-from jaxcoll.execute.choice.configured import default_topology, synthesized
+from jaxcoll.execute.choice.defaults import default_topology, synthesized
 from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.lowerings.pair_rows import PairRows
 from jaxcoll.execute.primitives import Native

@@ -88,7 +88,7 @@ class Tables:
     """The operations of each rank, as tables with the rank as leading dimension; -1 for none.
 
     A column of ``send``, ``destination``, ``landing`` and ``recv`` is a chunk of a round: column
-        ``round * size + chunk``.
+    ``round * size + chunk``.
 
     Attributes:
         rounds, size: the most rounds of a step, and the most chunks of a message.

@@ -1,6 +1,7 @@
 """MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
 
-``lowering`` makes the plan of a schedule; ``loads`` reads the schedule of such a plan.
+``lowering`` makes the plan of a schedule, with as few blocks (``block``) as its operations allow
+(``operation_count``); ``loads`` reads the schedule of such a plan.
 
 Plans of other tools are proved by ``jaxcoll.prove``.
 """
@@ -195,4 +196,4 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
     """The schedule of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, topology), max_bytes)
+    return load_text(path, loads, max_bytes, topology=topology)

@@ -20,7 +20,7 @@ from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown,
 from jaxcoll.fields import glimpse, within
 from jaxcoll.io.files import MAX_BYTES, load_text
 from jaxcoll.io.networks import link_types
-from jaxcoll.io.networks.equal_hosts import MOST_HOSTS, Host, side_by_side
+from jaxcoll.io.networks.equal_hosts import Host, check_stated, side_by_side
 from jaxcoll.io.networks.link_types import ALPHA, PCIE_ALPHA, Wire
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import components
@@ -107,11 +107,7 @@ def loads(
         TopologyError: the kind of GPU is unknown, or numbers are out of range.
     """
     checks.text(text, "text", FormatError)
-    checks.optional(gpu, checks.choice, KINDS, "gpu", TopologyError)
-    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
-    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
-    for name, given in (("inside", inside), ("network", network)):
-        checks.optional(given, checks.positive, name, TopologyError)
+    check_stated(gpu, KINDS, hosts, inside, network, speeds)
     is_json = text.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     table = _of_json(text) if is_json else _of_text(text)
     _check_types(table)
@@ -147,12 +143,9 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        given = {"gpu": gpu, "hosts": hosts, "inside": inside, "network": network}
-        return loads(text, **given, speeds=speeds)  # type: ignore[arg-type]
-
-    return load_text(path, read, max_bytes)
+    return load_text(
+        path, loads, max_bytes, gpu=gpu, hosts=hosts, inside=inside, network=network, speeds=speeds
+    )
 
 
 # ---------------------------------------------------------------------- text

@@ -1,8 +1,8 @@
 """Clusters: hosts on a network of switches, from files that do not describe the inside of hosts.
 
 Schedulers and fabrics know hosts by name and the switches that they are plugged into. The GPUs of a
-host are given as SLURM writes them, ``h100:8``, and linked as ``jaxcoll.devices`` links their kind;
-without them a host is a rank.
+host are given as SLURM writes them, ``h100:8``, and linked as ``jaxcoll.device_kinds`` links their
+kind; without them a host is a rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 
-from jaxcoll.devices import DEVICE_KINDS, DeviceKind, words_of
+from jaxcoll.device_kinds import DEVICE_KINDS, DeviceKind, words_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.networks.link_types import NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
 from jaxcoll.numerics import checks
@@ -78,7 +78,7 @@ def gpus_of(gpu: object) -> Gpus:
     """The GPUs of ``h100:8``, ``gpu:h100:8`` or ``h100``; None for hosts that are ranks.
 
     Raises:
-        TopologyError: the text has another form, or ``jaxcoll.devices`` does not have the kind.
+        TopologyError: the text has another form, or ``jaxcoll.device_kinds`` lacks the kind.
     """
     if gpu is None:
         return Gpus()
@@ -95,7 +95,7 @@ def gpus_of(gpu: object) -> Gpus:
         near = difflib.get_close_matches(found[1].lower(), [each.match for each in known], n=1)
         raise TopologyError(
             f"no GPU is called {shown(found[1])}; {f'did you mean {near[0]}? ' if near else ''}"
-            "the table of jaxcoll.devices has all, as h100, b200, gb200, l40s or mi300x"
+            "the table of jaxcoll.device_kinds has all, as h100, b200, gb200, l40s or mi300x"
         )
     count = int(found[2]) if found[2] else _COUNTS.get(kind.match, 8)
     if not 1 <= count <= _MOST_GPUS:

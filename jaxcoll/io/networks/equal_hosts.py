@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from jaxcoll.errors import TopologyError
+from jaxcoll.io.networks import link_types
 from jaxcoll.io.networks.link_types import NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
+from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 MOST_HOSTS = 4096
@@ -32,6 +35,32 @@ class Host:
     nics: Sequence[tuple[int, str]]
     pcie: float
     able: Sequence[str] = ()
+
+
+def check_stated(
+    gpu: str | None,
+    kinds: Collection[str],
+    hosts: int,
+    inside: float | None,
+    network: float | None,
+    speeds: str,
+) -> None:
+    """Refuse what a reader of one host's table cannot be told.
+
+    Args:
+        gpu: the kind of GPU, one of ``kinds``; None where it is to be guessed.
+        hosts: number of equal hosts, 1 to ``MOST_HOSTS``.
+        inside, network: bytes per second and direction of a link between GPUs, and of a NIC.
+        speeds: a column of ``link_types``.
+
+    Raises:
+        TopologyError: an unknown kind of GPU or column, or numbers out of range.
+    """
+    checks.optional(gpu, checks.choice, kinds, "gpu", TopologyError)
+    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
+    checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
+    for name, given in (("inside", inside), ("network", network)):
+        checks.optional(given, checks.positive, name, TopologyError)
 
 
 def side_by_side(host: Host, hosts: int, network: float, by: str) -> Topology:

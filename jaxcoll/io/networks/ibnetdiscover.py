@@ -93,11 +93,7 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, nodes=nodes, inside=inside, alpha=alpha)
-
-    return load_text(path, read, max_bytes)
+    return load_text(path, loads, max_bytes, gpu=gpu, nodes=nodes, inside=inside, alpha=alpha)
 
 
 class _Fabric:

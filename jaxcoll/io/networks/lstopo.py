@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxcoll.devices import words_of
+from jaxcoll.device_kinds import words_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io import xml
 from jaxcoll.io.files import load_text
@@ -91,11 +91,7 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
-
-    return load_text(path, read, max_bytes)
+    return load_text(path, loads, max_bytes, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
 
 
 class _Machine:

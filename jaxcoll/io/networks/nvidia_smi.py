@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.networks import link_types
-from jaxcoll.io.networks.equal_hosts import MOST_HOSTS, Host, side_by_side
+from jaxcoll.io.networks.equal_hosts import Host, check_stated, side_by_side
 from jaxcoll.io.networks.link_types import ALPHA, PCIE_ALPHA, Wire
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import components
@@ -187,11 +187,7 @@ def topology(
         no NICs.
     """
     checks.instance(table, Connections, "table", TopologyError)
-    checks.optional(gpu, checks.choice, LINKS, "gpu", TopologyError)
-    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
-    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
-    for name, given in (("inside", inside), ("network", network)):
-        checks.optional(given, checks.positive, name, TopologyError)
+    check_stated(gpu, LINKS, hosts, inside, network, speeds)
     if hosts > 1 and not table.nics:
         raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
     most = max((_nvlinks(cell) for row in table.joined for cell in row), default=0)

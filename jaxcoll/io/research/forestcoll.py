@@ -226,4 +226,4 @@ def save(path: str | os.PathLike, trees: TreeFlow | Schedule) -> None:
 
 def load(path: str | os.PathLike, network: Topology, *, max_bytes: int = MAX_BYTES) -> TreeFlow:
     """The trees of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, network), max_bytes)
+    return load_text(path, loads, max_bytes, network=network)

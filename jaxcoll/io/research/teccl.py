@@ -358,4 +358,4 @@ def load_schedule(
     Raises:
         OSError: the file cannot be read.
     """
-    return load_text(path, lambda text: loads_schedule(text, network, kind), max_bytes)
+    return load_text(path, loads_schedule, max_bytes, network=network, kind=kind)

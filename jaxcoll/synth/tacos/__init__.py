@@ -9,9 +9,10 @@ For tens of thousands of ranks the same search runs in lockstep on several cores
 disk.
 
 Read in this order: ``reference`` (both algorithms as the paper prints them, in plain Python), this
-file, ``search`` (one search, from a network to columns), ``state`` (tables of the kernels),
-``rules`` (the chunk that each link takes), ``lockstep`` (Algorithms 1 and 2 where all links cost
-the same), ``events`` (where they do not).
+file, ``search`` (from a network to columns), ``lockstep`` (Algorithms 1 and 2 where all links cost
+the same), ``events`` (where they do not), ``rules`` (the chunk that each link takes). Below them
+are the tables that kernels read, each with how it is made: ``state``, and ``event_state`` for
+events; and ``bits``.
 """
 
 from __future__ import annotations
@@ -36,15 +37,14 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.building.switch_unwinding import degrees, unwound
 from jaxcoll.synth.tacos import lockstep as kernel
-from jaxcoll.synth.tacos import state as tables
 from jaxcoll.synth.tacos.rules import Rule, rule_named
 from jaxcoll.synth.tacos.search import (
     Effort,
+    Lockstep,
     best_by_events,
     best_in_lockstep,
-    prepare_lockstep,
-    read_network,
 )
+from jaxcoll.synth.tacos.state import Network
 from jaxcoll.topology import Topology
 
 # Attempts when none are asked for: at least, and at most, until so many sends have been matched.
@@ -245,11 +245,11 @@ def synthesize_compact(
     if not topology.is_homogeneous:
         raise TopologyError(f"lockstep needs equal links, those of {topology} differ")
     collective = Collective("all_gather", topology.num_ranks, chunks)
-    network = read_network(topology)
-    search = prepare_lockstep(network, collective, code, np.random.default_rng([seed, 0]))
+    network = Network.of(topology)
+    search = Lockstep.of(network, collective, code, np.random.default_rng([seed, 0]))
     threads = threads or os.cpu_count() or 1
     order = np.empty(collective.num_chunks, np.uint32)
-    order[search.chunk_of_slot] = np.arange(collective.num_chunks)
+    order[search.slots.chunk] = np.arange(collective.num_chunks)
     writer = CompactWriter(folder, topology, collective, order)
     with (
         reporting(progress, "matching", CollectiveError) as report,
@@ -266,7 +266,7 @@ def synthesize_compact(
     return open_compact(folder, topology)
 
 
-def _parts(network: tables.Network, ranks: np.ndarray, threads: int) -> list[np.ndarray]:
+def _parts(network: Network, ranks: np.ndarray, threads: int) -> list[np.ndarray]:
     """The ranks, divided into runs with about equally many links into them."""
     links = np.cumsum(np.diff(network.in_ptr)[ranks])
     cuts = np.searchsorted(links, np.linspace(0, links[-1], threads + 1)[1:-1])
@@ -297,7 +297,7 @@ def _search(network, search, writer, pool, threads, report) -> None:
             done.result()
         delivered = [pool.submit(deliver, part) for part in parts]
         used = sum(counts)
-        counts.append(kernel.pack(carried, search.chunk_of_slot, active[len(counts)], sent[used:]))
+        counts.append(kernel.pack(carried, search.slots.chunk, active[len(counts)], sent[used:]))
         left -= sum(done.result() for done in delivered)
         if len(counts) == _STEPS_AT_ONCE or left == 0:
             writer.append(active[: len(counts)], sent[: sum(counts)], np.asarray(counts))

@@ -46,8 +46,8 @@ def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[
 
     Raises:
         TuneError: the table has no decisions for the machine; a configuration has no algorithm or
-        protocol, or one that NCCL never runs; or tasks of several dtypes differ in their
-        configurations, since NCCL's rules do not depend on the dtype.
+            protocol, or one that NCCL never runs; or tasks of several dtypes differ in their
+            configurations, since NCCL's rules do not depend on the dtype.
     """
     checks.instance(table, Table, "table", TuneError)
     checks.instance(machine, Machine, "machine", TuneError)

@@ -9,8 +9,9 @@ An ordinary run, for a step with one program for all candidates::
 
 Further modules in reading order: ``regression`` (effects of candidates from times of steps),
 ``processes`` (one decision for all, and the messages that lead to it), ``leader`` (the measured
-times, and the next programs), ``programs`` and ``preparation`` (candidates compiled and compared
-with ``jax.lax``), ``timing`` (and signals), ``report``, ``online_tuner``.
+times, and the next programs), ``background`` (where compilers run), ``programs`` and
+``switch_program`` (a step by one candidate per task, and one program for all), ``preparation``
+(candidates compared with ``jax.lax``), ``timing`` (and signals), ``report``, ``online_tuner``.
 """
 
 from __future__ import annotations

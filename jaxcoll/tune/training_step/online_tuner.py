@@ -23,19 +23,18 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TableWarning, TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, by_lines
 from jaxcoll.tune.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step import TIMED, TRANSITIONS, Event, State, processes
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
 from jaxcoll.tune.training_step.programs import (
-    Background,
-    SwitchProgram,
     abstract,
     choices_of,
     compile_plain,
@@ -44,6 +43,7 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Held, TimeSlices, Timing
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ def online(
     """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
 
     Call it as the step itself: arguments, results, shardings and donation are the same. In steps
-        that it times, it blocks until the step has ended. Calls that run the same sequence of
-        programs give bitwise the same results (``replay``); different schedules add in different
-        orders.
+    that it times, it blocks until the step has ended. Calls that run the same sequence of
+    programs give bitwise the same results (``replay``); different schedules add in different
+    orders.
 
     Args:
         step: a function that ``jax.jit`` returned.
@@ -184,7 +184,7 @@ class Online:
         self._path, self._coordinator, self._tell = path, coordinator, tell
         self._timing = Timing(clock)
         self._machine = this_machine()
-        self._base: configured.Choices | None = None
+        self._base: in_force.Choices | None = None
         self._work: Background | None = None
         self._slices: TimeSlices | None = None
         self._held = Held()
@@ -208,8 +208,8 @@ class Online:
             note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
             if note not in self._history.notes:
                 self._history.notes.append(note)
-            choices = self._choices(self._chosen) if self._count else configured.current()
-            with configured.choosing(choices):
+            choices = self._choices(self._chosen) if self._count else in_force.current()
+            with in_force.choosing(choices):
                 return self._step(*args, **kwargs)
         if self._count == 0:
             self._begin()
@@ -289,7 +289,7 @@ class Online:
             if program == "switch":
                 outputs = self._switch(choice, args, kwargs)
             else:
-                with configured.choosing(self._choices(choice)):
+                with in_force.choosing(self._choices(choice)):
                     outputs = self._step(*args, **kwargs)
             if is_timed:
                 self._coordinator.wait(outputs, f"step {self._count}")
@@ -307,7 +307,7 @@ class Online:
                 self._to_compare = {}
             raise
 
-    def _choices(self, choice: Choice) -> configured.Choices | None:
+    def _choices(self, choice: Choice) -> in_force.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
 
     # ------------------------------------------------------------------ checkpoints
@@ -325,7 +325,7 @@ class Online:
             self._machine = Machine(start.hardware, start.jax)
         # A table in use around the call (``use``) answers tasks that this one does not.
         by_table = ByTable(self.table, self._machine)
-        self._base = by_table if self.table.decisions else configured.current()
+        self._base = by_table if self.table.decisions else in_force.current()
 
     def _synchronize(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and carry out its decision."""

@@ -23,13 +23,15 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxcoll.configurations import Config, Task
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
-from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
+from jaxcoll.tune.training_step.background import compiled
+from jaxcoll.tune.training_step.programs import check_same
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Profiler
 from jaxcoll.tune.trial import (
     NATIVE,
@@ -80,7 +82,7 @@ class Preparation:
         args: tuple,
         kwargs: dict,
         *,
-        base: configured.Choices | None,
+        base: in_force.Choices | None,
         spaces: Spaces | None,
         most: int | None,
         table: Table,
@@ -91,7 +93,7 @@ class Preparation:
         # The step is traced once, without computing anything, to find the tasks that it calls.
         started = time.perf_counter()
         recorder = Recorder()
-        with configured.choosing(recorder):
+        with in_force.choosing(recorder):
             jax.eval_shape(step, *args, **kwargs)
         self.failures: dict[tuple[Task, Config], str] = {}
         self.notes: list[str] = []
@@ -189,7 +191,7 @@ class Preparation:
         if not self.candidates:
             return None
         try:
-            with configured.choosing(base):
+            with in_force.choosing(base):
                 switch = SwitchProgram(step, self.candidates, args, kwargs)
                 check_same(step, switch.stages, args, kwargs, "the program of all candidates")
             return switch

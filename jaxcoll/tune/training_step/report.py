@@ -14,10 +14,11 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.numerics import checks
-from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
+from jaxcoll.tune.training_step.programs import abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 
 # A program ("plain" or "switch"), a candidate per task, and the number of successive steps.
 Run = tuple[str, Choice, int]
@@ -196,7 +197,7 @@ class Replayed:
         """Run one step by a program, "plain" or "switch", with a recorded candidate per task."""
         if program == "plain":
             choices = choices_of(self._recording.candidates, choice) if any(choice) else None
-            with configured.choosing(choices):
+            with in_force.choosing(choices):
                 return self._step(*args, **kwargs)
         if self._switch is None:
             types = abstract((args, kwargs))

@@ -28,8 +28,9 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from jaxcoll import jax_internals
-from jaxcoll.tune.training_step.programs import SCOPE, Background
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.regression import Choice, TaskSeconds, TimedStep
+from jaxcoll.tune.training_step.switch_program import SCOPE
 
 _INSTRUCTION = re.compile(
     rf'^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = .*op_name="[^"]*{re.escape(SCOPE)}(?P<task>\d+)\b'

@@ -26,8 +26,8 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCos
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.keeping.table import Kept
 from tensorstate.plan import solve_baseline
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.solvers import recomputing
 from tests.tensorstate.steps import s

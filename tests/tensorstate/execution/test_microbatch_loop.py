@@ -227,7 +227,7 @@ BOTH = ("megatron-sp", "fsdp")
 @slow
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle(BOTH)),
+    list(zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle(BOTH))),
 )
 def test_bytes_of_models_are_those_that_were_predicted(name, strategy):
     """Each by one of both, as ``test_memory`` has every model by each without the loop."""
