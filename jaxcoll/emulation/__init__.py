@@ -131,7 +131,7 @@ class Emulation:
 
         Raises:
             TopologyError: there is no command, or this machine is not Linux, lacks a tool, or does
-            not allow namespaces.
+                not allow namespaces.
         """
         words = [os.fspath(word) for word in checks.members(command, "command", TopologyError)]
         if not words:

@@ -116,13 +116,13 @@ def load(
     Args:
         network: the network of a schedule in a format that does not name it.
         ranks, nodes: size of the communicator that rules of NCCLX are read for; ranks of measured
-        times that do not state them.
+            times that do not state them.
         collective: the collective of measured times that do not state it.
         max_bytes: larger files are refused unread.
 
     Raises:
         FormatError: the format is unknown, a schedule lacks its network, or the format's own reader
-        refuses the file; the error names the file.
+            refuses the file; the error names the file.
         ModuleNotFoundError: the package networkx or pyyaml is missing.
         OSError: the file cannot be read.
     """

@@ -1,8 +1,8 @@
 """Timelines as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 There is a process per sending vertex and a track per link: no two messages overlap on a link, which
-    the format requires of a track. Times are microseconds, rounded to the nanoseconds that Perfetto
-    keeps.
+the format requires of a track. Times are microseconds, rounded to the nanoseconds that Perfetto
+keeps.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Execution plans of MSCCL++ 0.8 and later, every thread block run as its kernel runs it.
 
 There are no queues: a ``put`` writes another rank's memory at once, and blocks meet in channels
-    (the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read
-    after it has arrived). Channels and semaphores count across runs, so at the end of a run each
-    must be at its first value again. ``plan_order`` knows which threads run independently. Uses
-    without an order are refused, so that one order of the replay gives the result of all orders. A
-    plan runs twice, and three times if two scratch buffers take turns, because leftovers of a run
-    may not harm the next one.
+(the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read
+after it has arrived). Channels and semaphores count across runs, so at the end of a run each must
+be at its first value again. ``plan_order`` knows which threads run independently. Uses without an
+order are refused, so that one order of the replay gives the result of all orders. A plan runs
+twice, and three times if two scratch buffers take turns, because leftovers of a run may not harm
+the next one.
 """
 
 from __future__ import annotations

@@ -91,13 +91,13 @@ def loads(
 
     Args:
         text: the output of ``rocm-smi --showtopo`` or ``amd-smi topology``, with or without
-        ``--json``.
+            ``--json``.
         gpu: the kind of GPU, a name in ``KINDS``; the likeliest one for their links when None.
         hosts: number of equal hosts, joined by one switch.
         inside: bytes per second and direction of one xGMI link, instead of the kind's.
         network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
         speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for the speeds that RCCL
-        plans with.
+            plans with.
 
     Warns:
         AssumptionWarning: for each number that neither the table nor an argument gives.

@@ -1,12 +1,12 @@
 """GPU hosts by the labels of their nodes in Google Kubernetes Engine.
 
 Nodes of dense GPU machines have labels that state their place:
-    ``cloud.google.com/gce-topology-block``, a part of a data centre, ``-subblock``, a rack or less,
-    and ``-host``, a machine (Google's documentation of topology-aware scheduling in GKE).
-    ``cloud.google.com/gke-accelerator`` states the kind of their GPUs. ``kubectl get nodes -o
-    yaml``, ``-o json``, ``--show-labels`` and ``kubectl describe nodes`` all print them. Subblocks
-    and blocks are treated as switches, one above the other, that pass up all that their hosts send.
-    For racks such as GB200's, one NVLink switch joins a subblock. No label states a speed.
+``cloud.google.com/gce-topology-block``, a part of a data centre, ``-subblock``, a rack or less, and
+``-host``, a machine (Google's documentation of topology-aware scheduling in GKE).
+``cloud.google.com/gke-accelerator`` states the kind of their GPUs. ``kubectl get nodes -o yaml``,
+``-o json``, ``--show-labels`` and ``kubectl describe nodes`` all print them. Subblocks and blocks
+are treated as switches, one above the other, that pass up all that their hosts send. For racks such
+as GB200's, one NVLink switch joins a subblock. No label states a speed.
 """
 
 from __future__ import annotations

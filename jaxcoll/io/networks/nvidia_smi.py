@@ -177,14 +177,14 @@ def topology(
         inside: bytes per second and direction of one NVLink, instead of the table's.
         network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
         speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for the speeds that NCCL
-        plans with.
+            plans with.
 
     Warns:
         AssumptionWarning: for each number that no argument gives.
 
     Raises:
         TopologyError: the kind of GPU is unknown, numbers are out of range, or several hosts have
-        no NICs.
+            no NICs.
     """
     checks.instance(table, Connections, "table", TopologyError)
     check_stated(gpu, LINKS, hosts, inside, network, speeds)

@@ -288,12 +288,12 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
 
     Args:
         nbytes: bytes of the message that the file's times refer to, such as 1e6 for a file for 1
-        MB.
+            MB.
         hosts: number of equal hosts.
 
     Raises:
         FormatError: the format is another one, there are no links (``node_betas_list`` belongs to
-        TACCL's own machines, whose links it does not state), or hosts have no NICs.
+            TACCL's own machines, whose links it does not state), or hosts have no NICs.
     """
     size = float(checks.nbytes(nbytes, FormatError))
     hosts = checks.integer(hosts, "hosts", FormatError, least=1, most=256)
