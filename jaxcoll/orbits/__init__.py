@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.kinds import KINDS, Kind
+from jaxcoll.kinds import KINDS, Kind, kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.orbits.translations import Translations
 from jaxcoll.paths import Edges
@@ -52,8 +52,11 @@ class RankSends(NamedTuple):
     chunk: np.ndarray
     reduce: np.ndarray
 
+    def __repr__(self) -> str:
+        return f"RankSends({len(self.step)} sends to {len(np.unique(self.dst))} ranks)"
 
-def shard_of_one(kind: Kind, num_ranks: int, chunks: int) -> Collective:
+
+def shard_of_one(kind: str, num_ranks: int, chunks: int) -> Collective:
     """The collective of rank 0's shard alone, in a collective of all ranks.
 
     Args:
@@ -61,16 +64,16 @@ def shard_of_one(kind: Kind, num_ranks: int, chunks: int) -> Collective:
         chunks: chunks per shard.
 
     Raises:
-        ScheduleError: ranks have no shards of their own in that kind.
+        CollectiveError: an unknown kind, or one that is not the same for every rank; numbers that
+            ``Collective`` refuses.
     """
-    if kind.one_shard_name is None:
+    name = kind_of(kind).one_shard_name
+    if name is None:
         known = ", ".join(each.name for each in KINDS.values() if each.one_shard_name)
-        raise ScheduleError(
-            f"a {kind} is not the same for every rank; schedules by orbits: {known}"
-        )
-    one = KINDS[kind.one_shard_name]
-    root = tuple(range(num_ranks)) if one.has_roots else 0
-    return Collective(one.name, num_ranks, chunks, root=root)
+        raise CollectiveError(f"a {kind} is not the same for every rank; give one of {known}")
+    num_ranks = checks.integer(num_ranks, "num_ranks", CollectiveError, least=1, most=2**22)
+    root = tuple(range(num_ranks)) if KINDS[name].has_roots else 0
+    return Collective(name, num_ranks, chunks, root=root)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -86,8 +89,9 @@ class OrbitSchedule:
     Where it is timed (``jc.simulate``): messages and links that are moved to one another do the
     same at the same time, so a run of one of each is the run of all. This needs that every link of
     a path is moved by every translation but the one that moves nothing, and that no path has two
-    links that are moved to one another. Then of the messages that are moved to one another, exactly
-    one crosses each link of a class, and ties are broken on all of them alike. Both are checked.
+    links that are moved to one another; both are checked. Then of the messages that are moved to
+    one another, exactly one crosses each link of a class, and ties are broken in the same order on
+    all of these links.
 
     Attributes:
         orbit: the sends of rank 0's shard, a schedule of ``shard_of_one``.
@@ -112,7 +116,7 @@ class OrbitSchedule:
                 f"{self.orbit.topology}"
             )
         one = self.orbit.collective
-        if one != shard_of_one(self._kind, one.num_ranks, one.chunks_per_shard):
+        if one != shard_of_one(self._kind.name, one.num_ranks, one.chunks_per_shard):
             raise ScheduleError(
                 f"the orbit is a {one} of other roots than the shard of rank 0 has; give the "
                 f"collective of shard_of_one"
@@ -174,7 +178,7 @@ class OrbitSchedule:
     # ------------------------------------------------------------------ all sends, or those of one
 
     def sends_of(self, rank: int) -> RankSends:
-        """What a rank sends, from the orbit alone: the program of one process.
+        """The sends of a rank, from the orbit alone: the program of one process.
 
         Raises:
             ScheduleError: there is no such rank.

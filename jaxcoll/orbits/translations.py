@@ -44,8 +44,17 @@ class Translations:
 
     def __post_init__(self) -> None:
         network = checks.instance(self.topology, Topology, "topology", TopologyError)
-        given = checks.bounded(self.generators, "generators", TopologyError)
-        images = np.array(given, np.int32).reshape(-1, network.num_vertices)
+        given = checks.members(self.generators, "generators", TopologyError)
+        rows = [
+            checks.column(row, np.int32, f"generators[{g}]", TopologyError)
+            for g, row in enumerate(given)
+        ]
+        if any(len(row) != network.num_vertices for row in rows):
+            raise TopologyError(
+                f"generators must have an image for each of the {network.num_vertices} vertices of "
+                f"{network}, got {checks.shown(self.generators)}"
+            )
+        images = np.array(rows, np.int32).reshape(-1, network.num_vertices)
         images.setflags(write=False)
         checks.put(self, generators=images)
         self.check()

@@ -1,4 +1,4 @@
-"""What a run asks first: the bytes, the link model, and how long each size takes on each link."""
+"""The first questions of a run: bytes, link model, and the time of each size on each link."""
 
 from __future__ import annotations
 

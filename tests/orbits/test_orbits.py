@@ -1,4 +1,4 @@
-"""Schedules by orbits against the schedules of all sends: proved, timed and listed alike."""
+"""Schedules by orbits are proved, timed and listed as the schedules of all sends are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def grown(draw) -> OrbitSchedule:
             inside[v] = step
             columns.append((step, e, chunk))
     step, edge, chunk = np.asarray(columns).T
-    one = shard_of_one(KINDS["all_gather"], n, chunks)
+    one = shard_of_one("all_gather", n, chunks)
     orbit = Schedule.from_sends(topology, one, step, edge, chunk)
     if kind.adds:
         orbit = orbit.reverse()
@@ -135,7 +135,8 @@ def test_a_file_gives_the_same_schedule(kind, tmp_path):
     schedule = found(jc.topologies.dgx_h100(3), kind, 2**20, 1)
     jc.io.save(tmp_path / "orbit.json", schedule)
     read = jc.io.load(tmp_path / "orbit.json")
-    assert read == schedule and read != found(jc.topologies.dgx_h100(3), kind, 2**20, 2)
+    assert read == schedule
+    assert read != found(jc.topologies.dgx_h100(3), kind, 2**20, 2)
     assert jc.simulate(read, 2**20).exact_time == jc.simulate(schedule, 2**20).exact_time
     text = (tmp_path / "orbit.json").read_text()
     (tmp_path / "bad.json").write_text(text.replace('"translations": [[8,', '"translations": [[9,'))
@@ -199,7 +200,7 @@ def test_what_cannot_be_made_is_refused():
 def test_an_orbit_that_is_not_timed_as_its_sends_is_refused():
     ring = jc.topologies.ring(4)
     where = translations_of(ring)
-    one = shard_of_one(KINDS["all_gather"], 4, 1)
+    one = shard_of_one("all_gather", 4, 1)
     around = [int(np.flatnonzero((ring.src == u) & (ring.dst == u + 1))[0]) for u in range(3)]
     edges = Edges.from_paths(ring, [around[:1], around[:2], around])
     two = Schedule.from_sends(ring, one, [0, 0, 0], [0, 1, 2], [0, 0, 0], edges=edges)

@@ -78,7 +78,7 @@ def synthesize_orbit(
         CollectiveError: another kind, nbytes not above 0, chunks below 1, a single rank, or ranks
             times chunks above 262,144, or 2**31 chunks of all ranks.
         TopologyError: no translations of the network are known, or no ways between ranks on which
-            all of them are timed alike.
+            all ranks take equally long.
     """
     began = time.perf_counter()
     what = kind_of(kind)
@@ -92,7 +92,7 @@ def synthesize_orbit(
     if chunks is None:
         counts = tuple(count for count in _CHUNKS if _is_listed(what, topology, count))
     else:
-        counts = (checks.integer(chunks, "chunks", CollectiveError, least=1),)
+        counts = (checks.integer(chunks, "chunks", CollectiveError, least=1, most=_MOST_LISTED),)
     if topology.num_ranks < 2 or not all(_is_listed(what, topology, count) for count in counts):
         raise CollectiveError(
             f"a schedule by orbits is for 2 ranks or more, and up to {_MOST_LISTED} chunks of one "
@@ -195,7 +195,7 @@ def _ordered(
     path = np.concatenate([sends.edges.path_link for sends in phases])
     orbit = Schedule.from_sends(
         topology,
-        shard_of_one(kind, topology.num_ranks, chunks),
+        shard_of_one(kind.name, topology.num_ranks, chunks),
         np.concatenate(steps),
         np.arange(len(ptr) - 1),
         np.concatenate([sends.chunk for sends in phases]),
