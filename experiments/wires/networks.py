@@ -5,6 +5,7 @@ Latencies are 0: cables have their own, and the charge of a permute includes it.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
@@ -18,6 +19,31 @@ Network = Callable[[Fraction], Topology]  # of the bandwidth, B/s
 _FIFTH = Fraction(1, 5)
 _BETWEEN = Fraction(1, 4)  # of the bandwidth inside hosts
 _SEED = 1  # of the random graph
+
+
+def cable(text: str) -> Fraction:
+    """The bandwidth in B/s that ``--mbits`` states in Mbit/s.
+
+    Raises:
+        argparse.ArgumentTypeError: not a number above 0.
+    """
+    try:
+        speed = Fraction(text) * 10**6 / 8
+    except (ValueError, ZeroDivisionError):
+        speed = Fraction(0)
+    if speed <= 0:
+        raise argparse.ArgumentTypeError(
+            f"a cable's Mbit/s are a number above 0, such as 50 or 12.5; got {text!r}"
+        )
+    return speed
+
+
+def add_mbits(parser: argparse.ArgumentParser) -> None:
+    """Let a benchmark take ``--mbits``, the speed of a cable, as ``options.speed`` in B/s."""
+    parser.add_argument(
+        "--mbits", dest="speed", type=cable, default="50", metavar="MBITS",
+        help="of a cable, as 50 or 12.5 (%(default)s)",
+    )  # fmt: skip
 
 
 def _torus(speed: Fraction) -> Topology:
