@@ -64,10 +64,12 @@ deadline_option = click.option(
     metavar="TIME",
     help="Take what is found by then: 10s, 2min.",
 )
+# ``simulation.execution_costs.MACHINES``, which takes half a second to import.
+MACHINES = ("cpu", "gpu", "tpu", "processes", "links", "gpu-links")
 execution_option = click.option(
     "--execution", metavar="MACHINE",
-    type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
-    help="Of times: cpu, gpu, tpu, processes, links.",
+    type=click.Choice(MACHINES),
+    help=f"Of times: {', '.join(MACHINES)}.",
 )  # fmt: skip
 
 
