@@ -112,7 +112,8 @@ class _Rails:
     """Connections along rails and within hosts, and the shards that take another rank's rail.
 
     Edge ``(d - 1) ranks + r`` joins rank r to the rank of its index d hosts ahead; those after
-    ``first`` join r to the other ranks of its host, ``first + (k - 1) ranks + r`` to the k-th ahead.
+    ``first`` join r to the other ranks of its host, ``first + (k - 1) ranks + r`` to the k-th
+    ahead.
     """
 
     topology: Topology
