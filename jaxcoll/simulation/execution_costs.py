@@ -82,8 +82,8 @@ class ExecutionCosts:
         source: the source of the numbers.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
-        delays: curves of what a step takes beyond all of this, one for a number of peers; sorted by
-            these.
+        delays: curves of the seconds that a step takes in addition to all of this, one curve for
+            each number of peers, in ascending order.
 
     Raises:
         TuneError: the backend is unknown, a number is negative or not finite, or the native cost of
@@ -396,7 +396,7 @@ def shipped_costs(
 
     Args:
         has_links: whether schedules are played over links, between processes on CPUs or on GPUs.
-        device: what a device calls itself; GPUs that nobody has measured are charged as H100.
+        device: the name of a device; GPUs that nobody has measured are charged as H100.
     """
     if backend == "cpu" and processes > 1:
         return _LINKS if has_links else _PROCESSES

@@ -1,4 +1,4 @@
-"""What a step of a program takes beyond its start-ups, its links and its copies, as measured.
+"""Measured delays of a program's steps, beyond their start-ups, links and copies.
 
 A message of NCCL gets few channels until it is large: on an H100 host a permute of 64 MiB runs at
 76 GB/s and one of 1 GiB at 290. No start-up and no bandwidth say that, so a machine's charges may
@@ -29,7 +29,8 @@ class Delay:
 
     Attributes:
         peers: to how many others a rank sends.
-        nbytes: sizes in ascending order: what the busiest rank sends or receives in the step.
+        nbytes: sizes in ascending order, the bytes that the busiest rank sends or receives in the
+            step.
         seconds: the delay of each.
 
     Raises:
