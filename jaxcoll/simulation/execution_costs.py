@@ -82,8 +82,8 @@ class ExecutionCosts:
         source: the source of the numbers.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
-        delays: curves of the time that a step takes beyond all of this, one for a number of peers;
-            sorted by these.
+        delays: curves of the seconds that a step takes in addition to all of this, one curve for
+            each number of peers, in ascending order.
 
     Raises:
         TuneError: the backend is unknown, a number is negative or not finite, or the native cost of
@@ -335,6 +335,26 @@ def _of_fields(fields: dict[str, Any]) -> ExecutionCosts:
 
 
 _GPUS = _fitted()
+
+
+def _played(gpus: ExecutionCosts) -> ExecutionCosts:
+    """The same GPUs if schedules are played over links (``execute.links``).
+
+    Rows are sent from where they are, in queues that do not wait for each other, and a step of a
+    queue is one launch. Nobody has measured it between GPUs; on one GPU that four processes share,
+    over the loopback, a step took 40 us.
+    """
+    return dataclasses.replace(
+        gpus,
+        permute=0.0,
+        copied=0.0,
+        delays=(),
+        order=LINKS,
+        native_order=STEPS,
+        source="as for groups of NCCL, without copies and with a launch per step; not measured",
+    )
+
+
 # By a part of the name that a device gives itself; the first that fits.
 _DEVICES = (
     ("GB300", "gb300-rack"), ("B300", "gb300-rack"), ("GB200", "gb200-rack"), ("B200", "b200-host"),
@@ -362,7 +382,10 @@ _TPU = ExecutionCosts(
 
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPUS[_OF_GPUS], _TPU)}
 # The costs by the names that arguments may give.
-_NAMED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS, **_GPUS}
+_NAMED = {
+    **_SHIPPED, "processes": _PROCESSES, "links": _LINKS,
+    "gpu-links": _played(_GPUS[_OF_GPUS]), **_GPUS,
+}  # fmt: skip
 MACHINES = tuple(_NAMED)
 
 
@@ -372,15 +395,15 @@ def shipped_costs(
     """The costs shipped for a backend of ``BACKENDS`` with a number of processes.
 
     Args:
-        has_links: whether schedules between processes on CPUs are played over links.
-        device: the name that a device gives itself; GPUs that nobody has measured are charged as
-            H100.
+        has_links: whether schedules are played over links, between processes on CPUs or on GPUs.
+        device: the name of a device; GPUs that nobody has measured are charged as H100.
     """
     if backend == "cpu" and processes > 1:
         return _LINKS if has_links else _PROCESSES
     if backend == "gpu":
         known = (machine for part, machine in _DEVICES if part in device.upper())
-        return _GPUS[next(known, _OF_GPUS)]
+        costs = _GPUS[next(known, _OF_GPUS)]
+        return _played(costs) if has_links else costs
     return _SHIPPED[backend]
 
 
@@ -389,9 +412,10 @@ def costs_of(
 ) -> ExecutionCosts | None:
     """The costs that an argument ``execution=`` stands for: given costs, or those of a backend.
 
-    "processes" stands for the costs shipped for CPUs with one process each, and "links" for those
-    of such processes if the lowering "links" plays schedules. "gpu" stands for H100; other GPUs
-    that were measured go by the names of their machines, as "mi300x-host".
+    "processes" stands for the costs shipped for CPUs with one process each, "links" for those of
+    such processes if the lowering "links" plays schedules, and "gpu-links" for those of GPUs if it
+    does. "gpu" stands for H100; other GPUs that were measured go by the names of their machines, as
+    "mi300x-host".
 
     Raises:
         error: the argument is neither costs nor the name of a backend.

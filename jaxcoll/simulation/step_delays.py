@@ -1,4 +1,4 @@
-"""Delays of steps: their measured time beyond start-ups, links and copies.
+"""Measured delays of a program's steps, beyond their start-ups, links and copies.
 
 A message of NCCL gets few channels until it is large: on an H100 host a permute of 64 MiB runs at
 76 GB/s and one of 1 GiB at 290. No start-up and no bandwidth say that, so a machine's charges may
@@ -29,7 +29,8 @@ class Delay:
 
     Attributes:
         peers: to how many others a rank sends.
-        nbytes: sizes in ascending order: bytes that the busiest rank sends or receives.
+        nbytes: sizes in ascending order, the bytes that the busiest rank sends or receives in the
+            step.
         seconds: the delay of each.
 
     Raises:

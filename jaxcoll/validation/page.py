@@ -143,8 +143,8 @@ def _by_charges(seed: int) -> Iterator[str]:
         "`explain`, `compare` and the default price programs by `ExecutionCosts`: links by the\n"
         "data sheet, and start-ups and delays that are fitted to published permutes, all_to_alls\n"
         "(steps of schedules) and collectives among 8 ranks (those of `jax.lax`). Here they are\n"
-        "fitted without the rows that are held out, and predict these. Those that are shipped\n"
-        "have seen all rows (`scripts/bench charges --record`). No table has a program of several\n"
+        "fitted without the rows that are held out, and predict these. The shipped charges have\n"
+        "seen all rows (`scripts/bench charges --record`). No table has a program of several\n"
         "steps.\n"
     )
     yield from _grid(
