@@ -17,6 +17,7 @@ from tensorstate.cost.memory import KeepingsThat, ReshardPhase, Shares, any_keep
 from tensorstate.ir.placements import Placements
 from tensorstate.keeping.base import Keeping
 from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
 # The memory limit in units of the program: the solver's tolerances are absolute.
@@ -141,6 +142,15 @@ class VariableShares(Shares[int]):
         if consumer_class is None or consumer_class.class_id is None:
             return self.choices.source_terms(self.group, kept)
         return self.choices.target_terms(consumer_class, kept)
+
+    def produced_by(self) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        return self.choices.by_strategy(self.group.class_id)
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else self.choices.by_strategy(class_id)
 
     def copies(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
         """See ``Shares``."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from tensorstate.ir.graph import Loop, Operator, Reduce, Tensor, TracedEqn, Use, View
-from tensorstate.ir.placements import PinnedDim, Ring
+from tensorstate.ir.placements import Exchange, Pairing, PinnedDim
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat import (
     FlatAtom,
@@ -198,7 +198,7 @@ class _GraphBuilder:
                 if eqn.primitive.name == "sharding_constraint"
                 else None,
                 eqn.loops,
-                form.ring,
+                form.pairing,
                 _reordered(eqn, [k for k, _ in form.operands]),
             )
         )
@@ -223,7 +223,7 @@ class _GraphBuilder:
             sharding.linear,
             tuple(sharding.reductions.items()),
             tuple(sharding.unseen.items()),
-            sharding.ring,
+            sharding.pairing,
             tuple(map(read, eqn.inputs)),
             tuple(self._views[out].sizes for out in eqn.outputs),
         )
@@ -278,7 +278,7 @@ class _Form(NamedTuple):
     """All that operators have in common which differ in their tensors only: those of other layers.
 
     Attributes:
-        sizes, reductions, linear, need_replication, ring: as of ``Operator``.
+        sizes, reductions, linear, need_replication, pairing: as of ``Operator``.
         arguments, results: for every array and dimension its labels, major first.
         operands: number of every argument that reads a tensor, and the label of every position.
         produced: for every result the label of every position.
@@ -292,13 +292,13 @@ class _Form(NamedTuple):
     results: tuple[tuple[tuple[int, ...], ...], ...]
     operands: tuple[tuple[int, tuple[int, ...]], ...]
     produced: tuple[tuple[int, ...], ...]
-    ring: Ring | None
+    pairing: Pairing | None
 
     @classmethod
     def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
         """The form of an equation's operator."""
         labels = _Labels(builder, eqn, sharding)
-        ring = labels.ring()
+        pairing = labels.pairing()
         operands = []
         for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True)):
             view = builder.view(atom)
@@ -319,7 +319,7 @@ class _Form(NamedTuple):
             labels.results,
             tuple(operands),
             tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
-            ring,
+            pairing,
         )
 
     def constant(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
@@ -394,18 +394,22 @@ class _Labels:
             for label in self._of.get(name, ())
         }
 
-    def ring(self) -> Ring | None:
-        """The ring, whose labels are each one label here: otherwise its strategy is taken away."""
-        ring = self._signature.ring
-        if ring is None:
+    def pairing(self) -> Pairing | None:
+        """The pairing, whose labels are each one label here: otherwise its strategy is taken away.
+
+        Of rows that are exchanged the first is enough: blocks of it are blocks of the rows.
+        """
+        pairing = self._signature.pairing
+        if pairing is None:
             return None
-        names = (ring.label, ring.queries, ring.keys)
-        labels = [self._of.get(name, ()) for name in names]
+        labels = [self._of.get(name, ()) for name in (pairing.label, *pairing.pair)]
+        if isinstance(pairing, Exchange):
+            labels[1] = labels[1][:1]
+            labels[2] = labels[2][:1] if pairing.is_lookup else labels[2]
         if any(len(of_name) != 1 for of_name in labels):
             self.need_replication.update(labels[0])
             return None
-        (label, *_), (queries, *_), (keys, *_) = labels
-        return Ring(label, queries, keys, ring.passes)
+        return pairing.relabelled(*itertools.chain.from_iterable(labels))
 
 
 def _linear(
