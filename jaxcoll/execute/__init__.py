@@ -11,7 +11,7 @@ internals have one door, ``jaxcoll.jax_internals``.
 from jax.lax import axis_index, axis_size, ppermute
 
 from jaxcoll.execute import wires
-from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
+from jaxcoll.execute.choice.explained import Explanation, explain_choice
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
