@@ -32,9 +32,9 @@ from tensorstate.ir.placements import (
 )
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.rules.sharding_rule import Along, LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]

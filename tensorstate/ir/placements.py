@@ -130,7 +130,7 @@ class PinnedDim(NamedTuple):
     axes: tuple[str, ...] | None
 
 
-class Ring(NamedTuple):
+class RingStrategy(NamedTuple):
     """A strategy that shards two labels of an operator together, one of which goes round a ring.
 
     Every device has a block of both labels, and the blocks of ``keys`` visit all devices along the
@@ -152,9 +152,9 @@ class Ring(NamedTuple):
         """The labels that it shards, that of the result first."""
         return self.queries, self.keys
 
-    def relabelled(self, label: int, first: int, second: int) -> Ring:
+    def relabelled(self, label: int, first: int, second: int) -> RingStrategy:
         """The same strategy in other labels."""
-        return Ring(label, first, second, self.passes)
+        return RingStrategy(label, first, second, self.passes)
 
 
 class Exchange(NamedTuple):
@@ -185,5 +185,5 @@ class Exchange(NamedTuple):
         return Exchange(label, first, second, self.is_lookup)
 
 
-Pairing = Ring | Exchange
+Pairing = RingStrategy | Exchange
 """A strategy that shards two labels together, and sends within the operator."""

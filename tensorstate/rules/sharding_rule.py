@@ -94,7 +94,7 @@ class LocalShard:
         indices: number of this device's shard, for each label that is sharded among devices.
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
-        ring: names of the mesh axes around which blocks go (see ``placements.Ring``).
+        ring: names of the mesh axes around which blocks go (see ``placements.RingStrategy``).
         exchange: the mesh axis along which rows go to their experts (see ``placements.Exchange``).
     """
 

@@ -16,8 +16,8 @@ from jaxcoll.numerics.program import Terms
 from tensorstate.cost.memory import KeepingsThat, ReshardPhase, Shares, any_keeping, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
 # The memory limit in units of the program: the solver's tolerances are absolute.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.choice import configured, stated
+from jaxcoll.execute.choice import in_force, stated
 from jaxcoll.execute.choice.cheapest import Candidate, candidates, margin_of, taken
 from jaxcoll.execute.choice.unequal import WITH_NATIVE, among, priced
 from jaxcoll.execute.wires import Wire, wire_halves, wire_of
@@ -275,14 +276,12 @@ def _ranked(
     then: Explanation | None = None,
 ) -> Explanation:
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
-    in_use = configured.current() is not None
+    in_use = in_force.current() is not None
     run = taken(found, margin=margin_of(where.costs, where.network))
     return Explanation(what, nbytes, where.network, where.costs, ranked, run, in_use, call, then)
 
 
-def _explained_wire(
-    kind: str, nbytes: int, where: _Where, wire: Wire, dtype: object
-) -> Explanation:
+def _explained_wire(kind: str, nbytes: int, where: _Where, wire: Wire, dtype: Any) -> Explanation:
     """The collectives of the bytes of a wire that a call is made of."""
     halves = wire_halves(kind)
     if not halves:
@@ -290,8 +289,16 @@ def _explained_wire(
             f"{kind} has no wire_dtype=; psum, pmean, psum_scatter, all_gather and all_to_all have"
         )
     ranks = len(where.collective(kind).groups[0])
-    elements = -(-nbytes // jnp.dtype(dtype).itemsize)
-    sent = ranks * wire.nbytes(-(-elements // ranks), dtype)
+    try:
+        kept = jnp.dtype(dtype)
+    except TypeError:
+        kept = None
+    if kept is None or not jnp.issubdtype(kept, jnp.floating):
+        raise CollectiveError(
+            f"dtype is one of floats, which a wire sends: got {checks.shown(dtype)}"
+        )
+    elements = -(-nbytes // kept.itemsize)
+    sent = ranks * wire.nbytes(-(-elements // ranks), kept)
     said = f"{kind} of {nbytes:,} B, of which {sent:,} B are sent"
     then = None
     for number, half in reversed([*enumerate(halves)]):
@@ -303,7 +310,10 @@ def _explained_ragged(nbytes: int, where: _Where, largest: object) -> Explanatio
     """The ways to exchange slices of unequal sizes."""
     what = where.collective("all_to_all")
     size = len(what.groups[0])
-    rows = np.asarray(largest)
+    is_known = isinstance(largest, (np.ndarray, list, tuple))
+    rows = np.array(largest, object) if is_known else np.array("")
+    if rows.dtype == object and all(isinstance(n, (int, np.integer)) for n in rows.flat):
+        rows = np.asarray(largest)
     if rows.dtype.kind not in "iu" or rows.shape != (size, size) or rows.min() < 0:
         raise CollectiveError(
             f"largest is a matrix of {size} x {size} integers of at least 0, the rows of every "
