@@ -45,7 +45,7 @@ class Explanation:
         candidates: priced, the fastest first; those that are not defined are last.
         chosen: the one that runs.
         has_table: whether a table of tuning is in use, which answers first.
-        call: what is explained where the collective does not say it: the first line.
+        call: the first line, of a call that is more than its collective; empty for others.
         then: the second half of a sum over a wire, which gathers the sums.
     """
 
@@ -290,13 +290,11 @@ def _explained_wire(kind: str, nbytes: int, where: _Where, wire: Wire, dtype: An
         )
     ranks = len(where.collective(kind).groups[0])
     try:
-        kept = jnp.dtype(dtype)
+        kept = None if dtype is None else jnp.dtype(dtype)
     except TypeError:
         kept = None
     if kept is None or not jnp.issubdtype(kept, jnp.floating):
-        raise CollectiveError(
-            f"dtype is one of floats, which a wire sends: got {checks.shown(dtype)}"
-        )
+        raise CollectiveError(f"dtype must be a dtype of floats, got {checks.shown(dtype)}")
     elements = -(-nbytes // kept.itemsize)
     sent = ranks * wire.nbytes(-(-elements // ranks), kept)
     said = f"{kind} of {nbytes:,} B, of which {sent:,} B are sent"
@@ -327,7 +325,7 @@ def _explained_ragged(nbytes: int, where: _Where, largest: object) -> Explanatio
     fullest = int(max(between.sum(0).max(), between.sum(1).max()))
     padded = -(-nbytes * size * int(others.max()) // fullest)
     if (others == others[0]).all():
-        return _explained("all_to_all", padded, where, f"{call}, all alike")
+        return _explained("all_to_all", padded, where, f"{call}, of equal size")
     if where.network is None:
         raise CollectiveError(
             "unequal slices are priced on a network, and none is known: give topology=. Without "
