@@ -34,6 +34,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 __all__ = ["Cast", "Int8", "Scaled", "Wire", "wire_of"]
@@ -343,6 +344,20 @@ def _dtype_of(value: Any) -> Any:
 def wide_of(dtype: Any) -> Any:
     """The dtype in which a wire gets floats: float64 for float64, otherwise float32."""
     return jnp.float64 if jnp.finfo(dtype).bits > 32 else jnp.float32
+
+
+def wire_halves(kind: str) -> tuple[str, ...]:
+    """The collectives of encoded bytes that one is made of (``encoded``); none if it has no wire.
+
+    Args:
+        kind: the name of a kind.
+    """
+    traits = kind_of(kind)
+    if traits.sums_for_all:
+        return "all_to_all", "all_gather"
+    if traits.adds:
+        return ("all_to_all",)
+    return (kind,) if traits.copies or traits.is_pairwise else ()
 
 
 def wire_of(wire_dtype: Any) -> Wire:

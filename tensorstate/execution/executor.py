@@ -11,6 +11,7 @@ result is read, and reductions and transposes of the backward pass are materiali
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,6 +37,7 @@ from tensorstate.execution.placement_table import (
     PlacementTable,
     all_gathers,
     apply_reshard_step,
+    lax_collectives,
     local_shard,
     sizes_through_view,
 )
@@ -500,7 +502,10 @@ class LocalExecutor:
 
     def shard(self, operator: Operator) -> LocalShard:
         """The shard of an operator's labels on this device."""
-        return self.table.shard(operator.index, self.microbatch)
+        shard = self.table.shard(operator.index, self.microbatch)
+        if shard.exchange is None or self.collectives is not lax_collectives:
+            return shard
+        return dataclasses.replace(shard, exchange=shard.exchange._replace(is_padded=True))
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""

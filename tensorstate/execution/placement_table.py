@@ -6,6 +6,7 @@ A reshard step is executed inside ``jax.shard_map``: with jaxcoll schedules or w
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,13 +21,21 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.ir.placements import (
+    MAX,
+    MIN,
+    REPLICATED,
+    Exchange,
+    MeshShape,
+    Placements,
+    num_shards,
+)
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
-from tensorstate.problem.node_strategies import Strategy
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
+from tensorstate.rules.sharding_rule import Along, LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]
 """A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""
@@ -216,19 +225,40 @@ class PlacementTable:
         indices = {
             k: shard_index(*shard, self.mesh) for k, shard in enumerate(shards) if counts[k] > 1
         }
-        around = () if strategies.ring is None else (strategies.ring.label,)
-        ring = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in around)
+        pairing = strategies.pairing
+        paired = () if pairing is None else (pairing.label,)
+        along = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in paired)
+        ring, exchange = (along, None) if not isinstance(pairing, Exchange) else ((), None)
+        if along and isinstance(pairing, Exchange):
+            exchange = self._along(along[0], pairing, strategies, labels, strategy)
         # Sizes are those of the whole step: with microbatches, operators of the graph have one's.
         split = self.problem.microbatch_split or self.problem.pipeline
         batch = None if split is None else split.labels[number]
         sizes = self.traced.operators[number].sizes
         if microbatch is None or batch is None:
-            return LocalShard(sizes, counts, indices, ring=ring)
+            return LocalShard(sizes, counts, indices, ring=ring, exchange=exchange)
         # A microbatch is a part of each device's part of the batch.
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
-        return LocalShard(sizes, counts, indices, microbatch, batch, ring)
+        return LocalShard(sizes, counts, indices, microbatch, batch, ring, exchange)
+
+    def _along(
+        self,
+        name: str,
+        exchange: Exchange,
+        strategies: NodeStrategies,
+        labels: Sequence[int],
+        strategy: Strategy,
+    ) -> Along:
+        """The axis along which an operator's rows are exchanged, in labels of the operator."""
+        axis = self.mesh.names.index(name)
+        strides = {}
+        for label in exchange.pair:
+            sharding = strategies.sharding_of(label, strategy)
+            inner = zip(self.mesh.sizes[axis + 1 :], sharding[axis + 1 :], strict=True)
+            strides[labels.index(label)] = math.prod(size for size, of in inner if of == label)
+        return Along(name, self.mesh.sizes[axis], strides)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""

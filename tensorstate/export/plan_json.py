@@ -139,6 +139,7 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "memory_bandwidth": float(hardware.memory_bandwidth),
         "memory": float(hardware.memory),
         **({} if hardware.overlaps else {"overlaps": False}),
+        **({} if hardware.has_ragged else {"has_ragged": False}),
     }
 
 
@@ -379,9 +380,10 @@ def _read_hardware(value: object, where: str) -> Hardware:
         raise FormatError(f"{where}.flops must be pairs of bytes and rate")
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
     overlaps = fields.optional("overlaps", readers.flag) is not False
+    has_ragged = fields.optional("has_ragged", readers.flag) is not False
     fields.end()
     rates = {int(size): rate for size, rate in pairs}
-    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps)
+    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps, has_ragged=has_ragged)
 
 
 def _read_network(

@@ -79,7 +79,7 @@ def alternatives(
 
 def _own_seconds(problem: Problem, class_id: int, strategy: Strategy) -> float:
     """Seconds of a node of a class, with the sends within it."""
-    return problem.seconds(class_id, strategy) + problem.ring_seconds(class_id, strategy)
+    return problem.seconds(class_id, strategy) + problem.inner_seconds(class_id, strategy)
 
 
 def _seconds(

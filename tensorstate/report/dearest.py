@@ -23,6 +23,9 @@ from tensorstate.report.layers import Layers
 from tensorstate.report.text import format_placements
 
 MOST_READERS = 2  # of a collective that are named
+# What is sent within operators, and why.
+AROUND = "keys and values", "no device has all keys: they go round block by block"
+EXCHANGED = "rows", "rows go to the devices of their experts, or to those that look them up"
 
 
 @dataclasses.dataclass
@@ -102,16 +105,16 @@ def _steps(reshard: ReshardPlan) -> Iterator[tuple[str, ReshardStep, int]]:
 
 
 def _rounds(problem: Problem, result: SearchResult, layers: Layers) -> Iterator[Sending]:
-    """Sends within operators: keys and values that go round."""
+    """Sends within operators: keys and values that go round, and rows that go to experts."""
     again, strategies = result.cost.kept.rerun, result.decisions.strategies
     for class_id, nodes in enumerate(problem.graph.node_classes):
-        for send in problem.ring_sends(class_id, strategies[class_id]):
+        for send in problem.inner_sends(class_id, strategies[class_id]):
             runs = len(nodes) + sum(node in again for node in nodes)
+            what, why = AROUND if send.is_around else EXCHANGED
             yield Sending(
-                "permute", send.axis, "keys and values", layers.of_node[nodes[0]],
-                "no device has all keys: they go round block by block",
+                send.kind, send.axis, what, layers.of_node[nodes[0]], why,
                 class_id, class_id, runs * send.times, runs * send.times * send.nbytes,
-                runs * problem.send_around_seconds(send),
+                runs * problem.inner_send_seconds(send),
             )  # fmt: skip
 
 

@@ -257,8 +257,8 @@ class Layers:
             runs = 1 + (node.index in cost.kept.rerun)
             strategy = strategies[node.class_id]
             rows[name].compute += runs * problem.seconds(node.class_id, strategy)
-            for send in problem.ring_sends(node.class_id, strategy):
-                rows[name].communication += runs * problem.send_around_seconds(send)
+            for send in problem.inner_sends(node.class_id, strategy):
+                rows[name].communication += runs * problem.inner_send_seconds(send)
         for reshard in cost.reshards:
             group = problem.tensor_groups[reshard.group]
             for tensor in reshard.tensors:

@@ -58,18 +58,21 @@ def _parallelisms(
     names = []
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
-    has_ring = any(  # whether keys and values go round along the axis
-        send.axis == axis
+    within = {  # whether keys and values go round along the axis, and whether rows are exchanged
+        send.is_around
         for class_id, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(class_id, strategy)
-    )
-    ring = " (ring attention)" if has_ring else ""
+        for send in problem.inner_sends(class_id, strategy)
+        if send.axis == axis and problem.node(class_id).kind == "einsum"
+    }
+    ring = " (ring attention)" if True in within else ""
     if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
         names.append(f"context parallel{ring}")
     elif ring:
         names.append("ring attention")
     experts = expert_factors(problem)
-    if experts and _share(flops_of, experts):
+    if False in within:
+        names.append("expert parallel (rows exchanged)")
+    elif experts and _share(flops_of, experts):
         names.append("expert parallel")
     named = baselines.batch | baselines.sequence | experts
     inner = sum(
@@ -226,6 +229,7 @@ _HAS = {
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
     "expert parallel": "a part of the experts",
+    "expert parallel (rows exchanged)": "a part of the experts, to which rows are sent",
 }
 
 

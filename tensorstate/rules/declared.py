@@ -311,7 +311,7 @@ def sharding_rule(
         need_replication=frozenset(number[n] for n in whole),
         flops=operations * math.prod(counted.values()),
         unseen=unseen,
-        ring=ring,
+        pairing=ring,
     )
 
 

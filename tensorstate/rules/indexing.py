@@ -7,6 +7,7 @@ gradients and the loss can therefore be sharded along the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import numpy as np
 from jax import lax
 
 from tensorstate.ir.graph import Reduce
+from tensorstate.ir.placements import Exchange
+from tensorstate.rules.exchange import Lookup
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -91,6 +94,9 @@ def gather(
     # The fill of indices outside the table must be linear too, f + f == f: it is 0 or NaN.
     fill, fills = params["fill_value"], Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
     is_linear = not fills or fill is None or fill == 0 or fill != fill
+    exchange, unseen = None, {}
+    if table[0] in reductions and not fills and _are_whole_rows(shapes, places):
+        exchange, unseen = _exchange(shapes, (table, index, rows))
     return ShardingRule(
         "gather",
         (table, index),
@@ -99,11 +105,38 @@ def gather(
         (frozenset({0}),) if is_linear else (),
         frozenset(need_replication),
         num_elements(results[0]),
+        unseen,
+        exchange,
     )
+
+
+def _are_whole_rows(shapes: Sequence[tuple[int, ...]], places: Places) -> bool:
+    """Whether single indices look up whole rows of a table: ``x[order]``."""
+    table, index, rows = shapes
+    by_one = len(index) == 2 and index[1] == 1 and not places.batching
+    are_first = tuple(places.gone) == tuple(places.indexed) == (0,)
+    return (
+        by_one
+        and are_first
+        and tuple(places.windows) == (*range(1, len(rows)),)
+        and (rows[1:] == table[1:])
+    )
+
+
+def _exchange(
+    shapes: Sequence[tuple[int, ...]], labels: Sequence[Sequence[int]]
+) -> tuple[Exchange, dict[int, int]]:
+    """The strategy that exchanges rows of a table by their index, and the size of its label."""
+    new = 1 + max(label for of_array in labels for label in of_array)
+    table, index, _ = labels
+    return Exchange(new, index[0], table[0], True), {new: math.gcd(shapes[0][0], shapes[1][0])}
 
 
 def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     params, (table, index) = equation.params, arrays
+    if shard.exchange is not None:
+        lookup = _lookup(equation, index, shard)
+        return [lookup.found(table)]
     numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
     dims = equation.arguments[0]
     indexed = [d in numbers.start_index_map for d in range(len(dims))]
@@ -133,6 +166,14 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
         fill = jnp.asarray(fill, out.dtype)
         out = jnp.where(lax.broadcast_in_dim(fills, out.shape, batch), fill, out)
     return [out]
+
+
+def _lookup(equation: LocalEqn, index, shard: LocalShard) -> Lookup:
+    """The route of the rows of a table that are looked up."""
+    row, dims = index[:, 0], equation.arguments[0][0]
+    if Mode.from_any(equation.params["mode"]) == Mode.CLIP:
+        row = jnp.clip(row, 0, shard.global_size(dims) - 1)
+    return Lookup.of(shard, dims, row)
 
 
 def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalShard):
@@ -178,6 +219,9 @@ def _scatter(sums: bool):
                 reductions[label] = "sum"
             else:
                 need_replication.add(label)
+        exchange, unseen = None, {}
+        if arguments[2].value is None and _are_whole_rows(shapes, places):
+            exchange, unseen = _exchange(shapes, (table, index, update))
         return ShardingRule(
             "scatter",
             (table, index, update),
@@ -186,6 +230,8 @@ def _scatter(sums: bool):
             (frozenset({0, 2}),) if sums else (),
             frozenset(need_replication),
             num_elements(arguments[2]),
+            unseen,
+            exchange,
         )
 
     return sharding_rule
@@ -197,6 +243,20 @@ def _run_scatter(equation: LocalEqn, arrays, shard: LocalShard):
     dims, index_dims, _ = equation.arguments
     table_labels = {label for labels in dims for label in labels}
     summed = [label for labels in index_dims[:-1] for label in labels if label not in table_labels]
+    if shard.exchange is not None:
+        lookup = _lookup(equation, index, shard)
+        # Rows that are sharded along other axes too leave several terms of one part of the table.
+        others = shard.at_place(0)
+        if others.is_sharded(summed):
+            table = jnp.where(others.is_first_shard(summed), table, jnp.zeros((), table.dtype))
+        at = jnp.where(lookup.is_held, lookup.index, table.shape[0]).astype(index.dtype)
+        return bind_with(
+            equation,
+            (table, at[:, None], lookup.returned(update)),
+            mode=Mode.FILL_OR_DROP,
+            indices_are_sorted=False,
+            unique_indices=False,
+        )
     if shard.is_sharded(summed):
         # Every device adds its own updates; only the first adds them to the table.
         table = jnp.where(shard.is_first_shard(summed), table, jnp.zeros((), table.dtype))

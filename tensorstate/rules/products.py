@@ -4,7 +4,8 @@ Products of groups of rows with weights of their own, the experts of a mixture, 
 The rows of a group follow each other. In the forward product every group of rows meets its own
 weights: experts and rows can be sharded. A device with some of the experts computes the rows of
 these, and zeros for all others, so the shards are summed. In the gradient of the weights the rows
-are summed, each group for itself, and experts are a dimension of the result.
+are summed, each group for itself, and experts are a dimension of the result. Where both are sharded
+together, rows are sent to their experts (``exchange``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.ir.graph import Reduce
+from tensorstate.ir.placements import Exchange
+from tensorstate.rules.exchange import Groups
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -143,6 +146,10 @@ def ragged_dot(
         out = (next(unused), *out)
     gone = (*contracted[1], *batch[1], *groups)
     columns = math.prod(n for j, n in enumerate(arguments[1].shape) if j not in gone)
+    _, _, ragged, _ = _grouped_numbers(params)
+    rows, expert = left[ragged[0]], right[groups[0]] if groups else out[0]
+    num_experts = arguments[1].shape[groups[0]] if groups else results[0].shape[0]
+    exchange = Exchange(next(unused), rows, expert)
     return ShardingRule(
         "einsum",
         (left, right, (sizes,)),
@@ -153,6 +160,8 @@ def ragged_dot(
         frozenset({sizes}),
         # Of every row once, however many experts there are.
         2 * math.prod(arguments[0].shape) * columns,
+        {exchange.label: math.gcd(arguments[0].shape[ragged[0]], num_experts)},
+        exchange,
     )
 
 
@@ -176,6 +185,8 @@ def _run_grouped(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -
     """The product of a device's rows with its experts' weights."""
     left, right, sizes = arrays
     _, _, ragged, groups = _grouped_numbers(equation.params)
+    if shard.exchange is not None:
+        return _run_exchanged(equation, arrays, shard)
     rows = equation.arguments[0][ragged[0]]
     experts = equation.arguments[1][groups[0]] if groups else equation.results[0][0]
     if shard.is_sharded(rows):
@@ -202,6 +213,26 @@ def _run_grouped(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -
         right = jnp.concatenate([zeros, right], axis=groups[0])
         return bind_with(equation, (left, right, sizes))
     return [result[1:] for result in bind_with(equation, (left, right, sizes))]
+
+
+def _run_exchanged(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
+    """The product of rows that are sent to their experts; results of rows are sent back."""
+    left, right, sizes = arrays
+    contracted, _, ragged, groups = _grouped_numbers(equation.params)
+    rows = equation.arguments[0][ragged[0]]
+    (expert,) = equation.arguments[1][groups[0]] if groups else equation.results[0][0]
+    route = Groups.of(shard, rows, expert, sizes)
+
+    def sent(x, at):
+        return jnp.moveaxis(route.out(jnp.moveaxis(x, at, 0)), 0, at)
+
+    left = sent(left, ragged[0])
+    if not groups:  # the gradient of the weights: both operands have the rows
+        left_sum, right_sum = contracted
+        right = sent(right, right_sum[left_sum.index(ragged[0])])
+        return bind_with(equation, (left, right, route.sizes))
+    (made,), at = bind_with(equation, (left, right, route.sizes)), equation.results[0].index(rows)
+    return [jnp.moveaxis(route.back(jnp.moveaxis(made, at, 0)), 0, at)]
 
 
 RULES: dict[str, PrimitiveRule] = {

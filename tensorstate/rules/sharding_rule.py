@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.ir.graph import Kind, Reduce
-from tensorstate.ir.placements import RingStrategy
+from tensorstate.ir.placements import Pairing
 
 
 class MicrobatchSlice(NamedTuple):
@@ -68,6 +68,22 @@ class MicrobatchSlice(NamedTuple):
         return x.reshape(*shape[:position], self.count * size, *shape[position + 1 :])
 
 
+class Along(NamedTuple):
+    """A mesh axis along which rows are exchanged, as a device sees it.
+
+    Attributes:
+        name, size: of the axis.
+        strides: by label, how far the shards of neighbours along the axis are apart.
+        is_padded: whether slices are sent as blocks of ``jax.lax.all_to_all``, as long as a device
+            has rows; otherwise they go by ``jc.ragged_all_to_all``.
+    """
+
+    name: str
+    size: int
+    strides: Mapping[int, int]
+    is_padded: bool = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalShard:
     """The index range of each of an operator's labels that one device computes.
@@ -79,6 +95,7 @@ class LocalShard:
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
         ring: names of the mesh axes around which blocks go (see ``placements.RingStrategy``).
+        exchange: the mesh axis along which rows go to their experts (see ``placements.Exchange``).
     """
 
     sizes: tuple[int, ...]
@@ -87,6 +104,7 @@ class LocalShard:
     microbatch: MicrobatchSlice | None = None
     batch: int | None = None
     ring: tuple[str, ...] = ()
+    exchange: Along | None = None
 
     @classmethod
     def full(cls, sizes: Sequence[int]) -> LocalShard:
@@ -146,6 +164,14 @@ class LocalShard:
         # clamp, wrap or fill, by the mode of the gather.
         return jnp.where(is_local, local, 0), is_local
 
+    def at_place(self, place: Any) -> LocalShard:
+        """The shard of the device at another place of the axis along which rows are exchanged."""
+        if self.exchange is None:
+            return self
+        by = place - lax.axis_index(self.exchange.name)
+        moved = {label: self.indices[label] + by * n for label, n in self.exchange.strides.items()}
+        return dataclasses.replace(self, indices={**self.indices, **moved})
+
     def is_first_shard(self, labels: Sequence[int]) -> Any:
         """Whether this is the first shard of the labels, in the first microbatch."""
         firsts = [self.indices[label] == 0 for label in labels if label in self.indices]
@@ -188,8 +214,9 @@ class ShardingRule:
         linear: sets of arguments in which it is jointly linear.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations.
-        unseen: sizes of labels that no dimension has: the terms of a sum that is known, or a ring.
-        ring: a strategy of two labels together, in labels of the rule.
+        unseen: sizes of labels that no dimension has: the terms of a sum that is known, or a
+            pairing.
+        pairing: a strategy of two labels together, in labels of the rule.
     """
 
     kind: Kind
@@ -200,7 +227,7 @@ class ShardingRule:
     need_replication: frozenset[int] = frozenset()
     flops: int = 0
     unseen: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    ring: RingStrategy | None = None
+    pairing: Pairing | None = None
 
 
 class LocalEqn(NamedTuple):

@@ -16,6 +16,7 @@ from jaxcoll.numerics.program import Terms
 from tensorstate.cost.memory import KeepingsThat, ReshardPhase, Shares, any_keeping, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
@@ -141,6 +142,15 @@ class VariableShares(Shares[int]):
         if consumer_class is None or consumer_class.class_id is None:
             return self.choices.source_terms(self.group, kept)
         return self.choices.target_terms(consumer_class, kept)
+
+    def produced_by(self) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        return self.choices.by_strategy(self.group.class_id)
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else self.choices.by_strategy(class_id)
 
     def copies(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
         """See ``Shares``."""

@@ -379,7 +379,7 @@ class _Overlap:
         links: so at least this program over one and a share for every group of links. Where any
         collective takes far longer than all compute, no other bound is near.
         """
-        if any(strategies.ring is not None for strategies in self.problem.strategies):
+        if any(strategies.pairing is not None for strategies in self.problem.strategies):
             return  # sends within operators have no share
         least = (LEAST_SHARE,) * len(self.problem.mesh.sizes)
         program = self.problem.discounted(dict.fromkeys(self.problem.tensor_groups, least))

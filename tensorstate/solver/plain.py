@@ -341,10 +341,10 @@ class _Simplifier:
             each = problem.seconds(class_id, strategy) - problem.seconds(class_id, before)
             compute += runs * each
             for sign, sends in (
-                (1, problem.ring_sends(class_id, strategy)),
-                (-1, problem.ring_sends(class_id, before)),
+                (1, problem.inner_sends(class_id, strategy)),
+                (-1, problem.inner_sends(class_id, before)),
             ):
-                sent += sign * runs * math.fsum(map(problem.send_around_seconds, sends))
+                sent += sign * runs * math.fsum(map(problem.inner_send_seconds, sends))
                 count += sign * runs * sum(send.times for send in sends)
         old = [reshard for reshard in cost.reshards if reshard.group in touched]
         try:

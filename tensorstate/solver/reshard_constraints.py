@@ -109,7 +109,7 @@ class StrategyVariables:
         """Seconds of sends within operators, for all of each variable that sends."""
         for class_id, choices in enumerate(self.x):
             for (strategy, keeping), variable in choices.items():
-                each = problem.ring_paid(class_id, strategy)
+                each = problem.inner_paid(class_id, strategy)
                 if each:
                     yield variable, problem.multiplicity(class_id) * each * keeping.runs
 
@@ -118,6 +118,13 @@ class StrategyVariables:
         if multiplicity <= MAX_INTEGRAL:
             count = self.program.add_variable(integer=True, implied_upper=multiplicity)
             self.program.add_constraint([(share, 1.0), (count, -1.0 / multiplicity)], 0.0, 0.0)
+
+    def by_strategy(self, class_id: int) -> dict[Strategy, list[int]]:
+        """By strategy of a class, its variables."""
+        terms: dict[Strategy, list[int]] = defaultdict(list)
+        for (strategy, _), variable in self.x[class_id].items():
+            terms[strategy].append(variable)
+        return terms
 
     def source_terms(
         self, group: TensorGroup, kept: KeepingsThat = any_keeping

@@ -34,7 +34,7 @@ PART_OF_TIME, LEAST_S, MOST_S = 0.5, 0.5, 5.0
 
 def kinds_of_collectives(problem: Problem, cost: Cost) -> int:
     """The number of collectives that differ in kind, mesh axis, or factors before and after."""
-    kinds: set[object] = {("permute", send.axis) for send in cost.ring_sends}
+    kinds: set[object] = {(send.kind, send.axis) for send in cost.inner_sends}
     for reshard in cost.reshards:
         group = problem.tensor_groups[reshard.group]
         dims = problem.graph.tensors[group.tensors[0]].dims
