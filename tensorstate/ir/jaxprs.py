@@ -82,6 +82,18 @@ def has_own_gradient(jaxpr: Any) -> bool:
     return False
 
 
+def num_equations(eqn: Any) -> int:
+    """The number of equations of which an equation consists once its calls are inlined.
+
+    Scans count as if they were unrolled.
+    """
+    inside = sum(
+        num_equations(inner) for jaxpr in jax_internals.inner_jaxprs(eqn) for inner in jaxpr.eqns
+    )
+    repeats = loop_of(eqn).length if eqn.primitive.name == "scan" else 1
+    return repeats * inside or 1
+
+
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
 

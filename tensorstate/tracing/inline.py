@@ -7,8 +7,11 @@ A scan that is unrolled has the tensors of each iteration, which can be kept eac
 and split into microbatches, like those of layers written one by one.
 ``tensorstate.tracing.node_classes`` finds that the iterations are identical, so the search decides
 for them once. Residuals that the forward scan stacks and the backward scan unstacks are not stacked
-then: iterations read them directly. Scans over whole steps, with a backward pass in their body, are
-always unrolled, since a graph has one forward and one backward pass.
+then: iterations read them directly.
+
+A scan over whole steps, with a backward pass in its body, is a loop of the forward pass as a whole:
+a graph has one forward and one backward pass, and this one is inside. So the search cannot decide
+how its tensors are kept. Where it is asked to, a short scan over whole steps is unrolled.
 
 All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
 that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
@@ -49,6 +52,10 @@ from tensorstate.tracing.identities import same_elements
 # An unrolled loop over time is refused before its equations are appended. A Transformer of 4 layers
 # with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
+
+# Equations up to which a scan over whole steps is unrolled where loops are traced in pairs: four
+# steps of a perceptron. Nested scans of an update by minibatches would be ten thousand.
+MAX_WHOLE_STEPS = 2_000
 
 
 def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int = 1) -> FlatJaxpr:
@@ -278,11 +285,18 @@ class _Inliner:
         first_xs = loop.num_consts + loop.num_carry
         fixed, xs = inputs[: loop.num_consts], inputs[first_xs:]
         carry = inputs[loop.num_consts : first_xs]
-        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
-        if self.form == "unroll" or loop.length < 2 or whole_steps:
+        if self.form == "unroll" or loop.length < 2:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
-        # Runs of one iteration would be unrolled.
-        count = 1 if place.loops else max(1, min(self.runs, loop.length // 2))
+        whole_steps = (
+            self.form == "pair"
+            and "transpose(" not in place.stack
+            and jaxprs.has_own_gradient(loop.jaxpr)
+        )
+        is_one = whole_steps or bool(place.loops)
+        if whole_steps and not place.loops and jaxprs.num_equations(eqn) <= MAX_WHOLE_STEPS:
+            return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
+        # Runs of one iteration would be unrolled. Of whole steps nothing is kept in another way.
+        count = 1 if is_one else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]
         parts = [self.split(x, ends, place) for x in xs]
         stacks: list[Sequence[FlatAtom]] = [[]] * count
