@@ -202,7 +202,7 @@ class _Search:
         milp = Milp(gap=self.solver.gap, time_limit=seconds)
         try:
             return solve_within_limit(self.question, milp, fall_back=False)
-        except OutOfTime:  # its program was not built: what was repaired may be an answer
+        except OutOfTime:  # the program was not built in time; the repaired plan may be the answer
             return None
 
     def _named(self, options: SearchOptions) -> Iterator[SearchResult]:

@@ -54,8 +54,8 @@ def by_minibatches(params, state, batch, key):
             return x[order].reshape(MINIBATCHES, -1, *x.shape[1:])
 
         def minibatch(carry, batch):
-            *carry, value = updated(*carry, batch)
-            return tuple(carry), value
+            params, state, value = updated(*carry, batch)
+            return (params, state), value
 
         return lax.scan(minibatch, carry, jax.tree.map(split, batch))
 
