@@ -41,7 +41,7 @@ Basis = Any
 # The least time limit in seconds, so that a program that begins just before its deadline can run.
 LEAST_SECONDS = 0.1
 
-# Seconds between two reports of a solve, and what they count.
+# Seconds between two reports of a solve, and the unit of their counts.
 _EVERY_S, _SEARCHING = 0.25, "seconds of search"
 
 # Largest cost after scaling for the interior-point method.
@@ -325,7 +325,7 @@ class Program:
                 ``start``. The simplex method begins at their basis, and their duals prove a bound,
                 too.
             progress: called with seconds so far; during branch and bound with the best objective
-                and the bound, too. What it raises ends the solve, and is raised here.
+                and the bound, too. An error of this function ends the solve, and is raised here.
 
         Raises:
             RuntimeError: the solver refuses the program.
@@ -545,7 +545,7 @@ class _Watcher:
     reports it a few times a second.
 
     Args:
-        progress: what is called.
+        progress: the function that is called.
         time_limit: of the solver, in seconds.
     """
 
@@ -569,7 +569,7 @@ class _Watcher:
         event.interrupt(self.is_stopped)
 
     def run(self, solver: _Solver) -> Any:
-        """Run a solver; what the report raises ends it, and is raised here."""
+        """Run a solver; an error of the report ends it, and is raised here."""
         start = time.perf_counter()
 
         def tell() -> None:

@@ -58,7 +58,7 @@ class _KeptWhole:
             return self._all("parameter", least_dims=2) and not self._is_any_by_batch()
         if name.startswith("context"):
             return all(self._products_with(self.baselines.sequence))
-        return True  # experts, rings and stages are named by what is there
+        return True  # experts, rings and stages need no more than their own operators
 
     def _inputs(self, roles: Sequence[str], least_dims: int = 1) -> Iterator[int]:
         """The classes of inputs of some roles."""
@@ -328,7 +328,7 @@ _HAS = {
 def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """A plan as one describes it to a colleague: by mesh axis the part that each device has.
 
-    What an axis mostly has is what most of its arithmetic and most bytes of its parameters follow.
+    "Mostly" is said of the part that most arithmetic and most bytes of parameters follow.
     """
     axes: dict[str, list[int]] = {}
     for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):

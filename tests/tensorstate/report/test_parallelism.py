@@ -43,7 +43,7 @@ def axes_of(tree) -> list[list[set[str]]]:
 
 
 def said_of(plan: ts.Plan, axis: str) -> dict[str, bool]:
-    """What the specs of the arguments say of an axis: all are matrices whose sides it divides."""
+    """By name, whether the specs of the arguments, all matrices, allow it on an axis."""
     params, state, *batch = plan.specs.arguments
 
     def along(tree, dims=slice(None)):
