@@ -11,7 +11,7 @@ then: iterations read them directly.
 
 A scan over whole steps, with a backward pass in its body, is a loop of the forward pass as a whole:
 a graph has one forward and one backward pass, and this one is inside. So the search cannot decide
-how its tensors are kept. Where it is asked to, a short scan over whole steps is unrolled.
+how its tensors are kept. Where the steps only accumulate gradients, a short scan is unrolled.
 
 All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
 that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
@@ -53,9 +53,9 @@ from tensorstate.tracing.identities import same_elements
 # with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
 
-# Equations up to which a scan over whole steps is unrolled where loops are traced in pairs: four
-# steps of a perceptron. Nested scans of an update by minibatches would be ten thousand.
-MAX_WHOLE_STEPS = 2_000
+# Equations up to which a scan that accumulates gradients is unrolled: that of a Transformer of 4
+# layers over six parts of a batch. Its layers may be recomputed and be pipeline stages then.
+MAX_ACCUMULATED = 10_000
 
 
 def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int = 1) -> FlatJaxpr:
@@ -264,6 +264,8 @@ class _Inliner:
             self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
             for jaxpr, constants in branches
         ]
+        if len(results) == 1:
+            return results[0]
         if isinstance(which, SplatConstant):
             return results[int(np.clip(which.value, 0, len(results) - 1))]
         chosen = []
@@ -287,15 +289,12 @@ class _Inliner:
         carry = inputs[loop.num_consts : first_xs]
         if self.form == "unroll" or loop.length < 2:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
-        whole_steps = (
-            self.form == "pair"
-            and "transpose(" not in place.stack
-            and jaxprs.has_own_gradient(loop.jaxpr)
-        )
-        is_one = whole_steps or bool(place.loops)
-        if whole_steps and not place.loops and jaxprs.num_equations(eqn) <= MAX_WHOLE_STEPS:
+        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
+        is_short = whole_steps and jaxprs.num_equations(eqn) <= MAX_ACCUMULATED
+        if is_short and not place.loops and not jaxprs.trains(loop):
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
         # Runs of one iteration would be unrolled. Of whole steps nothing is kept in another way.
+        is_one = whole_steps or bool(place.loops)
         count = 1 if is_one else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]
         parts = [self.split(x, ends, place) for x in xs]

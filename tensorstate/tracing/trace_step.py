@@ -78,9 +78,9 @@ def trace(
             each into so many runs of iterations that are decided as one: where a memory limit falls
             between two plans of all layers, some runs are kept in another way. Stacked
             parameters and gradients are copied once then. All scans with ``checkpoints="drop"`` are
-            unrolled; and, where loops are paired, short scans over whole steps, with a backward
-            pass in their body: such a scan is a loop of the forward pass otherwise, whose tensors
-            the search does not keep in its own way.
+            unrolled, and short ones that accumulate gradients. Other scans over whole steps, with a
+            backward pass in their body, are loops of the forward pass, whose tensors the search
+            does not keep in its own way.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.

@@ -12,6 +12,7 @@ from jax import lax
 
 import tensorstate as ts
 from tensorstate.report.hlo_check import compare_with_hlo
+from tensorstate.tracing import inline
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices
 from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted, on_devices
 from tests.tensorstate.steps import s
@@ -54,7 +55,7 @@ def by_minibatches(params, state, batch, key):
             return x[order].reshape(MINIBATCHES, -1, *x.shape[1:])
 
         def minibatch(carry, batch):
-            params, state, value = updated(*carry, batch)
+            params, state, value = updated(carry[0], carry[1], batch)
             return (params, state), value
 
         return lax.scan(minibatch, carry, jax.tree.map(split, batch))
@@ -89,7 +90,7 @@ def meta_learned(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(outer)(params))
 
 
-STATE = jax.eval_shape(ADAM.init, PARAMS)
+STATE: Any = jax.eval_shape(ADAM.init, PARAMS)
 STEPS: dict[str, tuple[Any, ...]] = {
     "one": (shuffled, PARAMS, STATE, BATCH, KEY),
     "minibatches": (by_minibatches, PARAMS, STATE, BATCH, KEY),
@@ -107,7 +108,8 @@ def planned(name: str, axes: dict[str, int], **more: Any) -> ts.Plan:
 @pytest.mark.parametrize("axes", [LINE, PLANE], ids=len)
 @pytest.mark.parametrize("name", ["minibatches", "accumulated", "meta"])
 @pytest.mark.in_every_run("minibatches-1", "accumulated-1", "meta-1")
-def test_a_planned_loop_of_steps_has_the_values_and_bytes_of_its_plan(name, axes):
+def test_a_planned_loop_of_steps_has_the_values_and_bytes_of_its_plan(name, axes, monkeypatch):
+    monkeypatch.setattr(inline, "MAX_ACCUMULATED", 0)
     step, *shapes = STEPS[name]
     plan, args = planned(name, axes), tuple(arguments(shapes))
     assert plan.graph.loops
@@ -128,16 +130,17 @@ def test_thirty_two_updates_in_loops_are_a_program_of_less_than_twice_one_update
         plan = planned(name, LINE)
         lowered = plan.apply(devices(LINE), collectives=ts.lax_collectives).jit().lower(*shapes)
         lines = len(lowered.as_text().splitlines())
-        loops = lowered.compile().as_text().count(" while(")
-        own = jax.jit(step).lower(*shapes).compile().as_text().count(" while(")
+        programs = lowered.compile().as_text(), jax.jit(step).lower(*shapes).compile().as_text()
+        loops, own = (str(program).count(" while(") for program in programs)
         assert loops <= own
         sizes.append((len(plan.graph.operators), lines))
     assert all(many <= 2 * one for one, many in zip(*sizes, strict=True)), sizes
 
 
 @pytest.mark.parametrize("name", ["minibatches", "accumulated"])
-def test_tensors_of_a_loop_of_steps_have_the_roles_of_one_step(name):
+def test_tensors_of_a_loop_of_steps_have_the_roles_of_one_step(name, monkeypatch):
     """Moments are the optimizer's, and named strategies shard them or do not."""
+    monkeypatch.setattr(inline, "MAX_ACCUMULATED", 0)
     graph = ts.trace(STEPS[name][0], STEPS[name][1:])
     roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
     assert {role for of, role in roles.items() if of.startswith("params/")} == {"parameter"}
@@ -147,11 +150,34 @@ def test_tensors_of_a_loop_of_steps_have_the_roles_of_one_step(name):
     assert any(tensor.role == "gradient" for tensor in graph.tensors)
 
 
-def test_short_loops_of_steps_are_unrolled_where_the_search_decides_what_is_kept():
-    """Each iteration keeps its tensors in its own way then; of long ones none does."""
+@pytest.mark.parametrize("loops", ["keep", "pair"])
+def test_a_short_scan_that_accumulates_gradients_is_unrolled(loops, monkeypatch):
+    """Its layers may be kept in other ways, and be stages; a scan that trains is a loop."""
     step, *shapes = STEPS["accumulated"]
-    short = ts.trace(step, shapes, loops="pair")
+    short = ts.trace(step, shapes, loops=loops)
     assert not short.loops
     assert_same(short, step, tuple(arguments(shapes)))
+    monkeypatch.setattr(inline, "MAX_ACCUMULATED", 0)
+    assert [loop.length for loop in ts.trace(step, shapes, loops=loops).loops] == [4]
     step, *shapes = STEPS["minibatches"]
-    assert [loop.length for loop in ts.trace(step, shapes, loops=2).loops][:2] == [4, 8]
+    lengths = [loop.length for loop in ts.trace(step, shapes, loops=loops).loops]
+    assert lengths[:2] == [EPOCHS, MINIBATCHES]
+
+
+def test_steps_of_a_jitted_function_train():
+    """As a training script that scans its own step."""
+    step = jax.jit(updated)
+
+    def many(params, state, batches):
+        def one(carry, batch):
+            params, state, value = step(*carry, batch)
+            return (params, state), value
+
+        (params, state), values = lax.scan(one, (params, state), batches)
+        return params, state, values
+
+    batches = jax.tree.map(lambda x: s(3, *x.shape), BATCH)
+    shapes = PARAMS, STATE, batches
+    graph = ts.trace(many, shapes)
+    assert [loop.length for loop in graph.loops] == [3]
+    assert_same(graph, many, tuple(arguments(shapes)))
