@@ -51,7 +51,7 @@ UNINITIALIZED = frozenset({"empty", "empty2"})
 # Functions outside of the program: whether they act along a dimension cannot be known.
 FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", "tpu_custom_call"})
 
-# Platforms that are no devices: what Pallas compiles its kernels for.
+# Platforms of kernels, which Pallas compiles for; steps run on the platforms of devices.
 KERNEL_LANGUAGES = frozenset({"mosaic"})
 
 Axes = tuple[str, ...]
