@@ -164,7 +164,7 @@ class Baselines:
         for operator in reversed(graph.operators):
             results = {use.tensor for use in operator.results}
             is_read = all(t in gradients or graph.tensors[t].role == "gradient" for t in results)
-            if operator.primitive in COPIES and operator.phase == "backward" and is_read:
+            if operator.primitive in COPIES and is_read:
                 gradients.update(results, (use.tensor for use in operator.operands))
         found: dict[int, Role] = {}
         for class_id in range(len(graph.node_classes)):
@@ -175,7 +175,7 @@ class Baselines:
             result = operators[-1].results[0].tensor
             if is_parameter(graph, result):
                 found[class_id] = "parameter"
-            elif operators[-1].phase == "backward" and result in gradients:
+            elif result in gradients:
                 found[class_id] = "gradient"
         return found
 
@@ -236,7 +236,7 @@ class Baselines:
                 return name == "fsdp" and placement >= 0
             if name == "megatron-sp" and node.kind == "loop":  # gathered rows are not stacked
                 return placement >= 0
-            if name in DATA and node.phase != "optimizer":
+            if name in DATA and not self._is_optimizers(class_id):
                 return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
         sharded = {
@@ -248,6 +248,13 @@ class Baselines:
         role = self.graph.tensors[node.tensor].role
         roles = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
         return placement >= 0 and role in roles
+
+    def _is_optimizers(self, class_id: int) -> bool:
+        """Whether operators are of the optimizer; a loop over whole steps has it in its body."""
+        node, graph = self.problem.node(class_id), self.graph
+        results = (use for m in node.members for use in graph.operators[m.operator].results)
+        roles = {graph.tensors[use.tensor].role for use in results}
+        return node.phase == "optimizer" or "optimizer" in roles
 
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
@@ -266,7 +273,7 @@ class Baselines:
                 return factor not in self.batch | self.residual_stream_factors | self.sequence
             replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
             return role not in replicated_roles.get(name, ("parameter",))
-        if node.phase == "optimizer":
+        if self._is_optimizers(class_id):
             return name != "ddp"
         if placement < REPLICATED:  # by operators on partial sums, sums wait to be reduced
             return True

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import TensorGroup
 
 # A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
 # tensor alone, so that few plans follow one name everywhere.
@@ -21,18 +22,107 @@ MIN_SHARE = 0.5
 
 
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
-    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates."""
-    baselines = Baselines(problem)
-    return {
-        name: _parallelisms(problem, decisions, cost, baselines, axis)
-        for axis, name in enumerate(problem.mesh.names)
-    }
+    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates.
+
+    A name alone is that of the whole axis: with "DDP" all parameters are replicated along it and
+    every product is split by the batch. "mostly DDP" has exceptions, and of several parallelisms
+    each is said to be there partly.
+    """
+    baselines, found = Baselines(problem), dict[str, list[str]]()
+    for axis, of_axis in enumerate(problem.mesh.names):
+        names = _parallelisms(problem, decisions, cost, baselines, axis)
+        if len(names) > 1:
+            found[of_axis] = [f"partly {name}" for name in names]
+        else:
+            kept = _KeptWhole(problem, decisions, baselines, axis)
+            found[of_axis] = [name if kept.holds(name) else f"mostly {name}" for name in names]
+    return found
+
+
+class _KeptWhole:
+    """Whether a name is true of all of a mesh axis, by inputs and products of the forward pass."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, baselines: Baselines, axis: int):
+        self.problem, self.decisions, self.axis = problem, decisions, axis
+        self.baselines = baselines
+
+    def holds(self, name: str) -> bool:
+        """Whether inputs and products are all as a parallelism places them."""
+        if name in ("DDP", "batch sharded"):
+            return self._none("parameter", "optimizer") and self._is_by_batch()
+        if name == "ZeRO-2":
+            return self._none("parameter") and self._all("optimizer") and self._is_by_batch()
+        if name.startswith("ZeRO"):
+            return self._all("parameter", "optimizer") and self._is_by_batch()
+        if name.startswith("Megatron"):
+            return self._all("parameter", least_dims=2) and not self._is_any_by_batch()
+        if name.startswith("context"):
+            return all(self._products_with(self.baselines.sequence))
+        return True  # experts, rings and stages need no more than their own operators
+
+    def _inputs(self, roles: Sequence[str], least_dims: int = 1) -> Iterator[int]:
+        """The classes of inputs of some roles."""
+        for class_id in range(len(self.decisions.strategies)):
+            tensor = self.problem.node(class_id).tensor
+            if tensor is not None:
+                found = self.problem.graph.tensors[tensor]
+                if found.role in roles and len(found.sizes) >= least_dims:
+                    yield class_id
+
+    def _none(self, *roles: str) -> bool:
+        """Whether the axis shards no input of some roles."""
+        return all(self.decisions.strategies[c][self.axis] < 0 for c in self._inputs(roles))
+
+    def _all(self, *roles: str, least_dims: int = 1) -> bool:
+        """Whether the axis shards all inputs of some roles that it can."""
+        return all(
+            self.decisions.strategies[c][self.axis] >= 0 or not self._may_shard(c)
+            for c in self._inputs(roles, least_dims)
+        )
+
+    def _may_shard(self, class_id: int) -> bool:
+        """Whether the axis may shard a class beside what other axes shard of it."""
+        chosen, axis = self.decisions.strategies[class_id], self.axis
+        others = chosen[:axis], chosen[axis + 1 :]
+        return any(
+            strategy[axis] >= 0 and (strategy[:axis], strategy[axis + 1 :]) == others
+            for strategy in self.problem.strategies[class_id].all
+        )
+
+    def _factor(self, class_id: int) -> int | None:
+        """The factor of a class that the axis shards, if any."""
+        placement = self.decisions.strategies[class_id][self.axis]
+        return self.baselines.label_factors[class_id][placement] if placement >= 0 else None
+
+    def _is_by_batch(self) -> bool:
+        """Whether the axis shards all products by the batch, and all inputs that have one."""
+        batch, factors = self.baselines.batch, self.baselines.label_factors
+        inputs = (c for c in self._inputs(("input",)) if batch & set(factors[c]))
+        return all(self._products_with(batch)) and all(
+            self._factor(c) in batch or not self._may_shard(c) for c in inputs
+        )
+
+    def _products_with(self, factors: frozenset[int]) -> Iterator[bool]:
+        """Of the products of the forward pass, whether the axis shards one of some factors.
+
+        Of products that have none of these factors, whether it shards nothing.
+        """
+        for class_id, of_labels in enumerate(self.baselines.label_factors):
+            node, by = self.problem.node(class_id), self._factor(class_id)
+            if node.kind in ("einsum", "window") and node.phase == "forward":
+                yield by in factors if factors & set(of_labels) else by is None
+
+    def _is_any_by_batch(self) -> bool:
+        """Whether the axis shards an input or a product by the batch."""
+        flops = flops_by_factor(self.problem, self.decisions, self.baselines, self.axis)
+        sharded = {*map(self._factor, self._inputs(("input",))), *flops}
+        return not sharded.isdisjoint(self.baselines.batch)
 
 
 def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
-    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
+    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + mostly Megatron on `model```."""
     by_axis = parallelism_by_axis(problem, decisions, cost)
-    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
+    parts = [f"{', '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
     for keeping in table.optional():
         if nodes := cost.kept.nodes(keeping):
             parts.append(f"{len(nodes)} operators {keeping}")
@@ -173,9 +263,15 @@ def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
     return any(
         step.axis == axis and step.collective is not None and step.collective.adds
         for reshard in cost.reshards
-        if not problem.tensor_groups[reshard.group].in_forward
+        if _is_after_forward(problem, problem.tensor_groups[reshard.group])
         for step in reshard.steps
     )
+
+
+def _is_after_forward(problem: Problem, group: TensorGroup) -> bool:
+    """Whether the tensors of a group are of the backward pass, or of one in a loop over steps."""
+    roles = {problem.graph.tensors[tensor].role for tensor in group.tensors}
+    return not group.in_forward or "gradient" in roles
 
 
 def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
@@ -236,14 +332,17 @@ _HAS = {
 def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """A plan as one describes it to a colleague: by mesh axis the part that each device has.
 
-    An axis has the parts that most of its arithmetic and most bytes of its parameters follow.
+    "Mostly" is said of the part that most arithmetic and most bytes of parameters follow.
     """
     axes: dict[str, list[int]] = {}
     for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):
         if problem.mesh.sizes[axis] > 1:
             # Several names are of different operators: nobody has all and a part of the weights.
+            is_mostly = any(name.startswith("mostly ") for name in names)
+            names = [name.removeprefix("mostly ").removeprefix("partly ") for name in names]
             said = [_HAS.get(name, "the layers of a stage") for name in names]
-            has = "each has for some operators " if len(said) > 1 else "each has "
+            has = "each mostly has " if is_mostly else "each has "
+            has = "each has for some operators " if len(said) > 1 else has
             has += ", and for others ".join(said)
             axes.setdefault(has if said else "all do the same", []).append(axis)
     parts = []

@@ -23,7 +23,7 @@ from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
 from tensorstate.cost.memory import most_bytes
-from tensorstate.deadline import LEAST_SECONDS
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
@@ -191,7 +191,7 @@ class _Search:
     def _exactly(
         self, free_seconds: float, found: list[SearchResult]
     ) -> SearchResult | Infeasible | None:
-        """The exact search within the limit; ``None`` on meshes of more axes.
+        """The exact search within the limit; ``None`` on meshes of more axes, or out of time.
 
         Nor where a plan is known, and the time is less than that of the search without a limit,
         whose program was smaller.
@@ -200,7 +200,10 @@ class _Search:
         if not self._is_exact or (found and seconds < free_seconds):
             return None
         milp = Milp(gap=self.solver.gap, time_limit=seconds)
-        return solve_within_limit(self.question, milp, fall_back=False)
+        try:
+            return solve_within_limit(self.question, milp, fall_back=False)
+        except OutOfTime:  # the program was not built in time; the repaired plan may be the answer
+            return None
 
     def _named(self, options: SearchOptions) -> Iterator[SearchResult]:
         """The named strategies that fit, of those that the candidates allow."""

@@ -86,6 +86,7 @@ def solve_by_size(
     baselines, which leave most classes one strategy. Branch and bound took ten times as long.
     """
     left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
+    full.program.progress = progress
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
@@ -94,7 +95,7 @@ def solve_by_size(
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
             if full.is_decided(relaxed) or is_near(full, gap, relaxed):
                 return full, relaxed
-        return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+        return full, full.program.solve(gap=gap, time_limit=left())
     if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
         return full, INFEASIBLE
     # The relaxation ends while there is time to find a plan: a bound alone answers nothing.
@@ -114,7 +115,8 @@ def solve_by_size(
                 support = build(likely, prune)
             except OutOfTime:
                 return best
-            solution = _branched(support, gap / 2, left(), progress)
+            support.program.progress = progress
+            solution = _branched(support, gap / 2, left())
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
@@ -123,20 +125,18 @@ def solve_by_size(
                 return best
     if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
         return best
-    solution = _branched(full, gap, left(), progress)
+    solution = _branched(full, gap, left())
     bound = max(relaxed.bound, solution.bound)
     chosen = (full, solution) if solution.objective < best[1].objective else best
     return chosen[0], dataclasses.replace(chosen[1], bound=bound)
 
 
-def _branched(
-    formulation: Formulation, gap: float, seconds: float, progress: Progress | None
-) -> Solution:
+def _branched(formulation: Formulation, gap: float, seconds: float) -> Solution:
     """Branch and bound, where there is time for a program of this size."""
     size = formulation.program.num_variables
     if size > max(DIRECT_SOLVE_MAX_VARS, BRANCHED_PER_S * seconds):
         return NOTHING_KNOWN
-    return formulation.program.solve(gap=gap, time_limit=seconds, progress=progress)
+    return formulation.program.solve(gap=gap, time_limit=seconds)
 
 
 def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
