@@ -312,9 +312,9 @@ _GPU = ExecutionCosts(
     source="H100 data sheet, compiled programs, and about 10 us per NCCL launch; not measured",
 )
 
-# The same GPUs if schedules are played over links (``execute.links``): rows are sent from where they
-# are, in queues that do not wait for each other, and a step of a queue is one launch. Nobody has
-# measured it between GPUs; on one GPU that four processes share, over the loopback, a step took
+# The same GPUs if schedules are played over links (``execute.links``): rows are sent from where
+# they are, in queues that do not wait for each other, and a step of a queue is one launch. Nobody
+# has measured it between GPUs; on one GPU that four processes share, over the loopback, a step took
 # 40 us.
 _GPU_LINKS = dataclasses.replace(
     _GPU,
