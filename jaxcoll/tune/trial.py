@@ -226,8 +226,8 @@ def estimate(task: Task, config: Config) -> float:
 # one: predictions on emulated cables were within a fifth of most times from 1 MiB on, and within
 # three fifths at 64 KiB (docs/experiments.md, the study "wires").
 _WORTH_A_STEP = 1.6
-# Nor on ``jax.lax`` beyond this. It is the one candidate that does not trust the stated network; but
-# on a torus of cables, where it takes six times as long, that step was most of a search's loss.
+# Nor on ``jax.lax`` beyond this. It is the one candidate that does not trust the stated network;
+# but on a torus of cables, where it takes six times as long, that step was most of a search's loss.
 _LAX_WORTH_A_STEP = 3.0
 
 
