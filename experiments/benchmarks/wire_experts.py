@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.recording import table, write_block
 from experiments.timing import RESULTS, earlier, report
-from experiments.wires.networks import NETWORKS, add_mbits
+from experiments.wires.networks import add_options, chosen
 from experiments.wires.programs import lines_of
 from jaxcoll.synth.native import JAX_LAX
 
@@ -25,8 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mixture-of-experts.md"
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="wire_experts", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=_NETWORKS)
-    add_mbits(parser)
+    add_options(parser, _NETWORKS)
     parser.add_argument("--tokens", type=int, default=256, help="of a rank (%(default)s)")
     parser.add_argument("--token", type=int, default=512, help="floats of a token (%(default)s)")
     parser.add_argument("--skew", type=float, default=1.0, help="exponent of Zipf (%(default)s)")
@@ -57,13 +56,13 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name in options.networks:
+    for name, topology in chosen(options):
         file = RESULTS / f"wire-experts-{name.replace(' ', '-')}.jsonl"
         with tempfile.TemporaryDirectory() as folder:
             plan = Path(folder) / "plan.json"
             plan.write_text(json.dumps({name: getattr(options, name) for name in _OF_RANKS}))
             program = ["-m", "experiments.wires.experts", str(plan), str(file.absolute())]
-            lines = lines_of(name, NETWORKS[name](options.speed), program, file, _CASES)
+            lines = lines_of(name, topology, program, file, _CASES)
         for line in lines:
             lax = statistics.median(line["seconds"][JAX_LAX])
             for way, calls in line["seconds"].items():

@@ -6,7 +6,7 @@ Latencies are 0: cables have their own, and the charge of a permute includes it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -36,14 +36,6 @@ def cable(text: str) -> Fraction:
             f"a cable's Mbit/s are a number above 0, such as 50 or 12.5; got {text!r}"
         )
     return speed
-
-
-def add_mbits(parser: argparse.ArgumentParser) -> None:
-    """Let a benchmark take ``--mbits``, the speed of a cable, as ``options.speed`` in B/s."""
-    parser.add_argument(
-        "--mbits", dest="speed", type=cable, default="50", metavar="MBITS",
-        help="of a cable, as 50 or 12.5 (%(default)s)",
-    )  # fmt: skip
 
 
 def _torus(speed: Fraction) -> Topology:
@@ -116,3 +108,22 @@ NETWORKS: Mapping[str, Network] = {
     "switch of 8": _switch,
     "ring of 3": _few,
 }
+
+
+def add_options(parser: argparse.ArgumentParser, usual: Sequence[str], least: int = 1) -> None:
+    """The options of a benchmark by which ``chosen`` finds its networks; ``usual`` by default.
+
+    Args:
+        least: 0 where a benchmark has something to do without a network, else 1.
+    """
+    parser.add_argument("--networks", nargs="+" if least else "*", choices=NETWORKS, default=usual)
+    parser.add_argument(
+        "--mbits", dest="speed", type=cable, default="50", metavar="MBITS",
+        help="of a cable, as 50 or 12.5 (%(default)s)",
+    )  # fmt: skip
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Topology]]:
+    """Each network that the options name, with its name."""
+    for name in options.networks:
+        yield name, NETWORKS[name](options.speed)

@@ -60,7 +60,7 @@ from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.members import Members
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.rational import Number
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of

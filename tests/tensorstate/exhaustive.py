@@ -24,8 +24,9 @@ from tensorstate.cost.reshard_plan import (
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
 from tensorstate.keeping.table import Kept
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 from tests.tensorstate.solvers import recomputing
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
