@@ -31,7 +31,7 @@ class Machine:
 
     Attributes:
         hardware: backend, kind of device and, if devices share them, host resources, as
-        ``this_machine`` writes them: "cpu: 2 cores" or "gpu: NVIDIA H100 80GB HBM3".
+            ``this_machine`` writes them: "cpu: 2 cores" or "gpu: NVIDIA H100 80GB HBM3".
         jax: the version of jax, such as "0.12.0".
 
     Raises:

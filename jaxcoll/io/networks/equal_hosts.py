@@ -1,4 +1,4 @@
-"""Equal hosts side by side on one network: a description of one host has none of the others."""
+"""Equal hosts on one network, because a description of one host does not tell the others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Host:
     """One host.
 
     Attributes:
-        kind: of its GPUs, for the network's name.
-        gpus: its ranks, the first vertices.
-        names: of its vertices, without the host's.
-        wires: between them.
+        kind: kind of its GPUs, for the network's name.
+        gpus: number of its ranks, which are the first vertices.
+        names: names of its vertices, without the host's.
+        wires: the wires between its vertices.
         nics: every GPU with each of the NICs that are nearest to it.
         pcie: bytes per second between a GPU and its NIC.
         able: names of switches that copy and add.
@@ -64,10 +64,10 @@ def check_stated(
 
 
 def side_by_side(host: Host, hosts: int, network: float, by: str) -> Topology:
-    """All their GPUs, all their switches, then NICs and the network, a switch.
+    """The network: all GPUs of the hosts, all their switches, then NICs and the network's switch.
 
     Args:
-        network: bytes per second of a NIC, of several hosts.
+        network: bytes per second of a NIC, for several hosts.
         by: the tool that described the host.
     """
     n, inner = host.gpus, len(host.names) - host.gpus

@@ -84,6 +84,7 @@ class Tacos(Synthesizer):
     degree: int | str = "best"
     aggregate: int | None = 1
     name: ClassVar[str] = "tacos"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     has_nbytes: ClassVar[bool] = True
 
