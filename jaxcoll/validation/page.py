@@ -144,7 +144,8 @@ def _by_charges(seed: int) -> Iterator[str]:
         "data sheet, and start-ups and delays that are fitted to published permutes, all_to_alls\n"
         "(steps of schedules) and collectives among 8 ranks (those of `jax.lax`). Here they are\n"
         "fitted without the rows that are held out, and predict these. The shipped charges have\n"
-        "seen all rows (`scripts/bench charges --record`). No table has a program of several steps.\n"
+        "seen all rows (`scripts/bench charges --record`). No table has a program of several\n"
+        "steps.\n"
     )
     yield from _grid(
         errors(found, ("machine", "collective", "size_class")), ("machine", "collective")
