@@ -144,6 +144,11 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "memory_bandwidth": float(hardware.memory_bandwidth),
         "memory": float(hardware.memory),
         **({} if hardware.overlaps else {"overlaps": False}),
+        **(
+            {}
+            if hardware.host_bandwidth is None
+            else {"host_bandwidth": float(hardware.host_bandwidth)}
+        ),
     }
 
 
@@ -384,9 +389,10 @@ def _read_hardware(value: object, where: str) -> Hardware:
         raise FormatError(f"{where}.flops must be pairs of bytes and rate")
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
     overlaps = fields.optional("overlaps", readers.flag) is not False
+    host = fields.optional("host_bandwidth", readers.number)
     fields.end()
     rates = {int(size): rate for size, rate in pairs}
-    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps)
+    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps, host_bandwidth=host)
 
 
 def _read_network(

@@ -98,21 +98,24 @@ class Reads(NamedTuple):
     is_needed: bool
     stack: Stack | None
 
-    def between_passes(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
+    def stored(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
         """A stored copy that is read at some points after the forward pass; none of no points.
 
-        Of a body all iterations store theirs in one stack, of which the loop that mirrors it reads
-        one row at a time.
+        Of a body all iterations store theirs in one stack, which has all rows from the first
+        iteration forward to the last one backward.
         """
         if not ends:
             return
-        # The stack has all rows from the first iteration forward to the last one backward. Beside
-        # it there is the row that is being read.
         if self.stack is None:
             yield name, self.made, max(ends), 1
             return
         yield name, self.stack.first - 1, self.stack.last, self.stack.rows
-        yield name, min(ends) - 1, max(ends), 1
+
+    def between_passes(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
+        """The same where it is read: beside a stack there is the row that is being read."""
+        yield from self.stored(name, ends)
+        if ends and self.stack is not None:
+            yield name, min(ends) - 1, max(ends), 1
 
 
 def _any_operator(_graph: Graph, _operator: int) -> bool:
@@ -121,6 +124,10 @@ def _any_operator(_graph: Graph, _operator: int) -> bool:
 
 def _no_seconds(_hardware: Hardware, _nbytes: int) -> float:
     return 0.0
+
+
+def _nothing(_hardware: Hardware) -> str:
+    return ""
 
 
 def _as_it_is(x: Any, _dtype: Any) -> Any:
@@ -136,13 +143,16 @@ class Keeping:
         said: of a tensor in reports: "recomputed in the backward pass".
         reruns: whether the producer reruns after the forward pass, at the first read of a result.
             Otherwise a copy is stored, in placements that are chosen.
-        spans: the reasons for which it takes memory.
-        lived: when each of them is live, of a tensor with such reads.
+        spans: the reasons for which it takes memory of the device.
+        lived: when each of them is live, and each of ``on_host``, of a tensor with such reads.
+        on_host: the reasons for which it takes memory of the host. A copy is sent there as soon as
+            it is made, and back for its first read: nothing is computed meanwhile.
         stays_fused: whether readers after the forward pass still compute a fused result themselves,
             so that its operands must be live then.
         option: the argument of ``search`` and of the command line that allows it; empty where it
             needs none.
         may_keep: whether an operator of a graph, of the forward pass, can be kept so.
+        lacks: what hardware does not say, without which it cannot be priced; empty where it does.
         seconds: of a device's compute, to store a copy of some bytes and to bring it back.
         put, fetch: the JAX operations that store an array, and that bring it back; each is also
             given the tensor's dtype.
@@ -155,9 +165,11 @@ class Keeping:
     reruns: bool
     spans: tuple[Span, ...]
     lived: Callable[[Reads], Iterator[Lived]]
+    on_host: tuple[Span, ...] = ()
     stays_fused: bool = False
     option: str = ""
     may_keep: Callable[[Graph, int], bool] = _any_operator
+    lacks: Callable[[Hardware], str] = _nothing
     seconds: Callable[[Hardware, int], float] = _no_seconds
     put: Callable[[Any, Any], Any] = _as_it_is
     fetch: Callable[[Any, Any], Any] = _as_it_is
