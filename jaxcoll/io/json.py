@@ -1,13 +1,16 @@
 """The library's own format: topologies, collectives and schedules as versioned JSON.
 
-A file is one object whose ``format`` says what it is and in which version, for example
+A file is one object whose ``format`` names its kind and version, for example
 ``"jaxcoll.schedule/1"``. Columns are lists. Numbers are written so that reading gives the same
 floats; a rational that no float holds is the string ``"p/q"``. The same object always gives the
 same bytes.
 
-Files are not trusted: text that is truncated, too large or too deep, that repeats or invents keys,
-holds NaN or infinity, numbers of the wrong type, or anything that ``Topology``, ``Collective`` or
-``Schedule`` would refuse, is refused with a ``FormatError``.
+A schedule by orbits (``jaxcoll.orbit-schedule/1``) is the schedule of one rank's shard, and the
+generators of the translations that move it.
+
+Files are not trusted. A ``FormatError`` refuses text that is truncated, too large or too deep,
+repeated or unknown keys, NaN or infinity, numbers of the wrong type, and anything that
+``Topology``, ``Collective`` or ``Schedule`` would refuse.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.links import canonical_order, exact_column
 from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics.rational import fits_float
+from jaxcoll.orbits import OrbitSchedule, Translations
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology, connected
@@ -34,6 +38,10 @@ from jaxcoll.topology import Topology, connected
 TOPOLOGY = "jaxcoll.topology/1"
 COLLECTIVE = "jaxcoll.collective/1"
 SCHEDULE = "jaxcoll.schedule/1"
+ORBIT_SCHEDULE = "jaxcoll.orbit-schedule/1"
+
+# What a file of this format holds.
+Written = Topology | Collective | Schedule | OrbitSchedule
 
 # Limits that do not depend on the size of the file: vertices of a network, and the ranks and chunks
 # of a collective without a schedule.
@@ -42,24 +50,22 @@ MAX_RANKS = 2**20
 MAX_CHUNKS = 2**26
 
 
-def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None:
-    """Write ``dumps(obj)``, all or nothing. An OSError if it cannot be written."""
+def save(path: str | os.PathLike, obj: Written) -> None:
+    """Write ``dumps(obj)``, all or nothing. Raises an OSError if it cannot be written."""
     write_text(path, dumps(obj))
 
 
-def load(
-    path: str | os.PathLike, *, max_bytes: int = MAX_BYTES
-) -> Topology | Collective | Schedule:
+def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Written:
     """The object that ``save`` has written; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
-def dumps(obj: Topology | Collective | Schedule) -> str:
+def dumps(obj: Written) -> str:
     """An object as JSON text, one line per field.
 
     Raises:
-        FormatError: an object of another type, or provenance that JSON cannot hold.
-        TopologyError: a network with ranks that cannot reach each other.
+        FormatError: the object has another type, or provenance that JSON cannot hold.
+        TopologyError: the network has ranks that cannot reach each other.
     """
     if isinstance(obj, Topology):
         connected(obj)
@@ -68,21 +74,23 @@ def dumps(obj: Topology | Collective | Schedule) -> str:
         fields = _write_collective(obj)
     elif isinstance(obj, Schedule):
         fields = _write_schedule(obj)
+    elif isinstance(obj, OrbitSchedule):
+        fields = _write_orbit_schedule(obj)
     else:
         raise FormatError(
-            f"expected a Topology, Collective or Schedule, got {type(obj).__name__}; "
-            f"other objects have no JSON form"
+            f"expected a Topology, Collective, Schedule or OrbitSchedule, got "
+            f"{type(obj).__name__}; other objects have no JSON form"
         )
     compact = {"separators": (",", ":"), "allow_nan": False}
     lines = [f"{json.dumps(key)}: {json.dumps(value, **compact)}" for key, value in fields.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def loads(text: str) -> Topology | Collective | Schedule:
+def loads(text: str) -> Written:
     """The object that ``dumps`` has written.
 
     Raises:
-        FormatError: anything but one well-formed object of a known format and version. Where a
+        FormatError: the text is not one well-formed object of a known format and version. If a
             constructor refused the content, its error is the cause.
     """
     fields = readers.parse(text)
@@ -115,8 +123,8 @@ def _write_topology(topology: Topology) -> dict:
         grid = {"shape": list(placement.grid.shape), "wrap": list(placement.grid.wrap)}
         if not placement.is_in_order:
             grid["ranks"] = list(placement.ranks)
-    # A rate such as 400/3 GB/s is exact in the library and in no float: bounds that are compared
-    # exactly would differ after reading. Few rates are distinct, so each is asked once.
+    # The library holds rates such as 400/3 GB/s exactly, which no float does; bounds that are
+    # compared exactly would differ after reading. Few rates are distinct, so each is checked once.
     fits = {exact: fits_float(exact) for exact in set(topology.exact_bandwidth)}
     rates = zip(topology.bandwidth.tolist(), topology.exact_bandwidth, strict=True)
     said = {
@@ -132,7 +140,7 @@ def _write_topology(topology: Topology) -> dict:
         "grid": grid,
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
-    # Only where there is something to say: other files stay what they were.
+    # Only if a switch copies or adds, so that other files keep their form.
     does = topology.in_network
     more = {"in_network": {"copying": list(does.copying), "adding": list(does.adding)}}
     return said | more if does else said
@@ -145,13 +153,13 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
 def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
     """A network, and the number in it of each link of the file, int64 of shape (links,).
 
-    ``Topology`` sorts its links, so whatever a file says by their numbers is mapped.
+    ``Topology`` sorts its links, so the file's link numbers must be mapped.
     """
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(TOPOLOGY))
     src = fields.take("src", readers.column(readers.INT32))
-    # Ranks that reach each other have a link each; switches may be left without. More vertices
-    # would let a file of 100 bytes ask for gigabytes.
+    # Ranks that reach each other have a link each; switches may have none. If more vertices were
+    # allowed, a file of 100 bytes could ask for gigabytes.
     most = MAX_FREE_VERTICES + 2 * len(src)
     num_ranks = fields.take("num_ranks", readers.whole(1, most))
     described = {
@@ -163,8 +171,8 @@ def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
-    # ``Topology`` checks the values of the columns; here their types and sizes are, before they
-    # take memory.
+    # ``Topology`` checks the values of the columns; their types and sizes are checked here, before
+    # they take memory.
     columns = [
         src,
         fields.take("dst", readers.column(readers.INT32)),
@@ -217,14 +225,14 @@ def _write_collective(collective: Collective) -> dict:
     pairs = collective.pair_shares
     if pairs is not None:
         said["shares"] = pairs.as_lists()
-    elif isinstance(collective.shares, tuple):
-        said["shares"] = list(collective.shares)
-    # Said where it is not the usual, so that programs that know older files read the others.
+    elif collective.rank_shares is not None:
+        said["shares"] = list(collective.rank_shares)
+    # Written only if it is not the default, so that older programs can read the other files.
     return said if collective.helpers else said | {"helpers": False}
 
 
 def _read_shares(value: object, name: str) -> tuple[int, ...] | np.ndarray:
-    """A number for each rank, or a row for each source; ``Collective`` says which it takes."""
+    """A number for each rank, or a row for each source; ``Collective`` checks which it takes."""
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
         return _read_generator(value, name)
     rows = readers.list_of(readers.column(readers.INT64, np.int64))(value, name)
@@ -252,7 +260,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
 def _read_collective_alone(value: object, where: str = "collective") -> Collective:
     collective = _read_collective(value, where)
     count = collective.num_chunks
-    # In a schedule ``check_claims`` compares the chunks with its sends; here there are none.
+    # In a schedule ``check_claims`` compares the chunks with its sends; here there are no sends.
     if count > MAX_CHUNKS:
         raise FormatError(f"{where} has {count} chunks; at most {MAX_CHUNKS} are read")
     return collective
@@ -319,8 +327,32 @@ def _read_edges(value: object, where: str) -> Edges:
     return Edges(*columns)
 
 
-_READERS: dict[str, Callable[[object], Topology | Collective | Schedule]] = {
+def _write_orbit_schedule(schedule: OrbitSchedule) -> dict:
+    return {
+        "format": ORBIT_SCHEDULE,
+        "translations": schedule.translations.generators.tolist(),
+        "orbit": _write_schedule(schedule.orbit),
+    }
+
+
+def _read_orbit_schedule(value: object, where: str = "orbit schedule") -> OrbitSchedule:
+    fields = readers.Fields(value, where)
+    fields.take("format", readers.exactly(ORBIT_SCHEDULE))
+    images = fields.take("translations", readers.list_of(readers.column(readers.INT32)))
+    orbit = fields.take("orbit", _read_schedule)
+    fields.end()
+    vertices = orbit.topology.num_vertices
+    if {len(image) for image in images} - {vertices}:
+        raise FormatError(
+            f"{where}.translations must have rows of {vertices} vertices, as the network has"
+        )
+    generators = np.asarray(images, np.int32).reshape(-1, vertices)
+    return OrbitSchedule(orbit, Translations(orbit.topology, generators))
+
+
+_READERS: dict[str, Callable[[object], Written]] = {
     TOPOLOGY: _read_topology,
     COLLECTIVE: _read_collective_alone,
     SCHEDULE: _read_schedule,
+    ORBIT_SCHEDULE: _read_orbit_schedule,
 }

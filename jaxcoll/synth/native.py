@@ -23,7 +23,8 @@ from jaxcoll.paths import forwarded_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import LinkModel, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts
-from jaxcoll.simulation.execution_order import LINKS, STEPS, Flows, run_in_order
+from jaxcoll.simulation.execution_order import LINKS, STEPS
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth.baselines.bucket import Bucket
 from jaxcoll.synth.baselines.direct import Direct
 from jaxcoll.synth.baselines.double_binary_tree import DoubleBinaryTree

@@ -23,9 +23,9 @@ from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorstate.ir.padded import Padding
-from tensorstate.ir.placements import PinnedDim, Ring
+from tensorstate.ir.placements import PinnedDim, RingStrategy
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -229,7 +229,7 @@ class Operator:
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
-    ring: Ring | None = None
+    ring: RingStrategy | None = None
     reordered: tuple[int, ...] = ()
 
 

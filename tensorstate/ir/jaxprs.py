@@ -1,8 +1,8 @@
-"""What becomes of JAX's primitives in a graph: which are refused, are the identity, or are pins.
+"""The treatment of JAX's primitives in a graph: some are refused, identities, or pins.
 
 Primitives are known by name, and JAX adds and renames some with every version:
-``tests/tensorstate/rules/test_primitives.py`` prints the place of every one of the installed JAX.
-How calls and loops are read is in ``jaxcoll.jax_internals``.
+``tests/tensorstate/rules/test_primitives.py`` prints the treatment of every primitive of the
+installed JAX. Calls and loops are read in ``jaxcoll.jax_internals``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxcoll import jax_internals
 from tensorstate.errors import PlanError
 
-# ``vmap`` replaces the jaxprs of these primitives by other jaxprs.
+# ``vmap`` replaces the jaxprs of these primitives.
 CONTROL_FLOW = frozenset({"cond", "scan", "while"})
 # Primitives that change no value. Those that also ask for a sharding are pins: see ``pin_of``.
 _IDENTITIES = """
@@ -32,7 +32,7 @@ reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p 
 unreduced_pmin unreduced_psum unreduced_reduce_scatter
 """
 COLLECTIVES = frozenset(_COLLECTIVES.split())
-# Those that move data; the others say where a device is, or of what kind a value is.
+# Collectives that move data; the others state where a device is, or the kind of a value.
 COMMUNICATING = (
     COLLECTIVES - {"axis_index", "preduced"} - {name for name in COLLECTIVES if "_cast" in name}
 )
@@ -54,7 +54,7 @@ FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", 
 Axes = tuple[str, ...]
 
 PinSpec = tuple[Axes | None, ...]
-"""By dimension the mesh axes that shard it, major first; ``None`` if the compiler may choose."""
+"""The mesh axes that shard each dimension, major first; ``None`` if the compiler may choose."""
 
 
 def loop_of(eqn: Any) -> jax_internals.Loop:
@@ -85,8 +85,9 @@ def has_own_gradient(jaxpr: Any) -> bool:
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
 
-    Empty if only one branch may run: a ``cond`` on the platform, where the other branches may not
-    exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
+    The list is empty if only one branch may run: for a ``cond`` on the platform, where the other
+    branches may not exist, and for a ``cond`` with a ``while_loop`` in a branch, which might not
+    end when it is not chosen.
     """
     branches = [jax_internals.parts_of(branch) for branch in eqn.params["branches"]]
     inside = (inner for jaxpr, _ in branches for inner in jaxpr.eqns)
@@ -130,14 +131,14 @@ _ASKING = ("out_sharding", "sharding")
 
 
 def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
-    """The sharding that an equation asks for, of the one array that it takes or returns.
+    """The sharding that an equation asks for, for the one array that it takes or returns.
 
     ``with_sharding_constraint`` and ``reshard`` change nothing else. Under Explicit axes the
-    transpose of a ``reshard`` restores the sharding that its operand had before, which nobody asked
-    for; but its own operand, a gradient, has the sharding that was asked for the value.
+    transpose of a ``reshard`` restores the sharding that its operand had before, which was not
+    asked for. But its own operand, a gradient, has the sharding that was asked for the value.
 
     Args:
-        transposed: whether the equation is of the backward pass.
+        transposed: whether the equation belongs to the backward pass.
     """
     name, params = eqn.primitive.name, eqn.params
     if name not in ("sharding_constraint", "reshard") or not eqn.outvars[0].aval.ndim:
@@ -146,17 +147,17 @@ def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
         free = params["unconstrained_dims"]
         spec = _spec(params["sharding"], eqn.outvars[0].aval.ndim)
         return spec and tuple(None if d in free else axes for d, axes in enumerate(spec))
-    # ``reshard(x, P("data"))`` of an x that is sharded along "model": its transpose is a reshard of
-    # the gradient from "data" back to "model". The pin is "data", as of the value.
+    # Example: ``reshard(x, P("data"))`` for an x that is sharded along "model". Its transpose
+    # reshards the gradient from "data" back to "model"; the pin is "data", as for the value.
     asking = eqn.invars[0].aval.sharding if transposed else params["dst_sharding"]
     if AxisType.Explicit not in asking.mesh.axis_types:  # ``auto_axes``, in which JAX indexes
         return None
-    rest = None if AxisType.Auto in asking.mesh.axis_types else ()  # the compiler's to choose
+    rest = None if AxisType.Auto in asking.mesh.axis_types else ()  # free for the compiler
     return tuple(axes or rest for axes in _spec(asking, eqn.outvars[0].aval.ndim) or ())
 
 
 def asked_of(eqn: Any) -> PinSpec | None:
-    """The sharding that a computation asks of its result: ``out_sharding=`` of Explicit axes."""
+    """The sharding that a computation asks for its result: ``out_sharding=`` of Explicit axes."""
     asked = [eqn.params[name] for name in _ASKING if eqn.params.get(name) is not None]
     if not asked or not eqn.outvars[0].aval.ndim or eqn.primitive.name in IDENTITY_PRIMITIVES:
         return None
@@ -169,7 +170,7 @@ def typed(variable: Any) -> PinSpec:
 
 
 def unasked(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without shardings, which mean nothing where a device runs its own shard."""
+    """Parameters without shardings, which have no meaning when a device runs its own shard."""
     if any(params.get(name) is not None for name in _ASKING):
         return {**params, **{name: None for name in _ASKING if name in params}}
     return params
@@ -212,8 +213,8 @@ def _refused_pin(eqn: Any) -> str | None:
 
 # ---------------------------------------------------------------------- equations
 
-# Of flat programs only: these are never bound. "fill" makes a repeated scalar an array of its own,
-# where a loop changes it.
+# Only for flat programs: these are never bound. "fill" turns a repeated scalar into an array, for a
+# loop that changes it.
 _BOUNDARY = {
     name: jax_internals.Primitive(name)
     for name in (
@@ -224,7 +225,7 @@ _BOUNDARY = {
 
 
 def pinning(spec: PinSpec) -> jax_internals.Equation:
-    """The identity on an array whose sharding is asked for."""
+    """The identity on an array whose sharding is requested."""
     return jax_internals.SHARDING_CONSTRAINT, {"spec": spec}
 
 

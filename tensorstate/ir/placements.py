@@ -130,7 +130,7 @@ class PinnedDim(NamedTuple):
     axes: tuple[str, ...] | None
 
 
-class Ring(NamedTuple):
+class RingStrategy(NamedTuple):
     """A strategy that shards two labels of an operator together, one of which goes round a ring.
 
     Every device has a block of both labels, and the blocks of ``keys`` visit all devices along the

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.reshard_plan import reshard_plans
 from tensorstate.errors import PlanError
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 
 MOST_PRICED = 3000  # strategies of a plan: a second or two
 

@@ -21,8 +21,8 @@ from tensorstate.cost.step_tasks import operator_names
 from tensorstate.cost.timeline import Event, StepSchedule
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.report.alternatives import Alternative, alternatives
 from tensorstate.report.dearest import peak_buffers, sendings
 from tensorstate.report.layers import Layer, Layers, Picture

@@ -21,7 +21,7 @@ import numpy as np
 from jaxcoll import jax_internals
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import Ring
+from tensorstate.ir.placements import RingStrategy
 from tensorstate.rules.ring import Attention, Blocks, attend, attention_of, found, gradients
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
@@ -300,7 +300,7 @@ def sharding_rule(
         operations = 4 if declaration.tried is None else 14
         counted = {n: size for n, size in sizes.items() if n not in (attention.heads or ())[1:]}
         queries, keys = number[attention.queries], number[attention.keys]
-        ring = Ring(len(number), queries, keys, 1 if declaration.tried is None else 2)
+        ring = RingStrategy(len(number), queries, keys, 1 if declaration.tried is None else 2)
         unseen = {ring.label: math.gcd(sizes[attention.queries], sizes[attention.keys])}
         _found(declaration, attention, sizes, [argument.dtype for argument in arguments])
     return ShardingRule(

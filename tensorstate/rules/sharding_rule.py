@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.ir.graph import Kind, Reduce
-from tensorstate.ir.placements import Ring
+from tensorstate.ir.placements import RingStrategy
 
 
 class MicrobatchSlice(NamedTuple):
@@ -78,7 +78,7 @@ class LocalShard:
         indices: number of this device's shard, for each label that is sharded among devices.
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
-        ring: names of the mesh axes around which blocks go (see ``placements.Ring``).
+        ring: names of the mesh axes around which blocks go (see ``placements.RingStrategy``).
     """
 
     sizes: tuple[int, ...]
@@ -200,7 +200,7 @@ class ShardingRule:
     need_replication: frozenset[int] = frozenset()
     flops: int = 0
     unseen: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    ring: Ring | None = None
+    ring: RingStrategy | None = None
 
 
 class LocalEqn(NamedTuple):

@@ -12,10 +12,10 @@ from jaxcoll.numerics import checks
 from tensorstate.cost.cost import SearchOptions, SearchResult
 from tensorstate.deadline import deadline_after
 from tensorstate.errors import PlanError
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.formulation import Programs
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.growing_program import Progress
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 """The strategies to choose from, by node class."""

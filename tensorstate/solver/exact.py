@@ -28,7 +28,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.refusal import infeasible_message
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above

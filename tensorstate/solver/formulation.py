@@ -74,9 +74,10 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.memory_constraints import MEMORY_UNITS, MemoryConstraints
 from tensorstate.solver.reshard_constraints import (
     GroupVariables,
@@ -127,7 +128,7 @@ class Formulation:
         options = options or SearchOptions()
         self.problem = problem
         self.objective, self.is_of_memory = options.objective, False
-        self.program = LinearProgram(deadline)
+        self.program = GrowingProgram(deadline)
         self.choices = StrategyVariables(self.program, problem, candidates, options.keepings)
         limited = options.memory_limit is not None
         # With "max" seconds stand in rows, and not in the objective, where alone they can be split;
@@ -378,7 +379,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._first: tuple[object, SearchOptions, Formulation] | None = None
-        self._last: LinearProgram | None = None
+        self._last: GrowingProgram | None = None
 
     def of(
         self,

@@ -40,7 +40,7 @@ from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import Milp
 from tensorstate.solver.formulation import Programs
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.named import best_among
 from tensorstate.solver.plain import plainer, simplify, timed
 

@@ -21,8 +21,9 @@ from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, Placements
 from tensorstate.problem.baselines import Baselines
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies
 
 Spec = tuple[tuple[int, ...], ...]

@@ -17,8 +17,9 @@ from tensorstate.cost.memory import bytes_at_peak, least_bytes_by_point
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
 from tensorstate.keeping import table
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies
 
 # Tensors that are named.

@@ -22,8 +22,8 @@ import numpy as np
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.deadline import OutOfTime, remaining_time
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.formulation import Formulation
 

@@ -29,10 +29,11 @@ from tensorstate.ir.placements import (
     divides_evenly,
 )
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
+from tensorstate.solver.growing_program import GrowingProgram
 
 # Groups of at most this many members get an integer count of those that are kept in some way;
 # larger ones get a fraction, which is rounded to whole members afterwards.
@@ -64,7 +65,7 @@ class StrategyVariables:
 
     def __init__(
         self,
-        program: LinearProgram,
+        program: GrowingProgram,
         problem: Problem,
         candidates: Sequence[Sequence[Strategy]],
         keepings: Sequence[Keeping],
@@ -512,10 +513,12 @@ class _GroupConstraints:
         return _as_terms(available)
 
     def _restored(self) -> dict[Placements, Terms]:
-        """Where one consumer after the forward pass takes a tensor from:
+        """Where one consumer after the forward pass takes a tensor from.
 
-        restored[f, d, s] <= sum over k of kept[f, k, s]
-                             + the share that is rebuilt in s, or is an input in s
+        For each of the placements s::
+
+            restored[f, d, s] <= sum over k of kept[f, k, s]
+                                 + the share that is rebuilt in s, or is an input in s
         """
         kept = any_keeping if self.group.is_input else _reruns
         sources = self.choices.source_terms(self.group, kept)

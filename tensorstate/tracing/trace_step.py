@@ -1,7 +1,7 @@
 """From a training step to its factor graph, with phases of operators and roles of tensors.
 
-JAX's jaxpr is inlined, factors are propagated through it, tensors and operators built,
-and identical nodes of identical layers put in one class. Phases and roles are read from the name
+JAX's jaxpr is inlined, factors are propagated through it, tensors and operators are built, and
+identical nodes of identical layers are put in one class. Phases and roles are read from the name
 stacks that ``jax.grad`` leaves.
 """
 
@@ -76,9 +76,9 @@ def trace(
             traced and decided once; "pair" them too, so that the scan of the backward pass reads
             the tensors of the forward scan's body, which the search may keep in its own way; or
             "unroll" scans, so that every iteration has its own. An integer pairs and splits them,
-            each into so many runs of iterations that are decided as one: where a memory limit falls
-            between two plans of all layers, some runs are kept in another way. Stacked
-            parameters and gradients are copied once then. Scans over whole steps, with a backward
+            each into that number of runs of iterations that are decided as one: if a memory limit
+            is between two plans of all layers, some runs are kept in another way. Stacked
+            parameters and gradients are then copied once. Scans over whole steps, with a backward
             pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
@@ -103,7 +103,7 @@ def trace(
 
 
 class _Options(NamedTuple):
-    """The options of ``trace``; and whether a dimension that cannot be padded is refused."""
+    """The options of ``trace``, and whether a dimension that cannot be padded is refused."""
 
     updates: Mapping[int, int] | None = None
     unknown: str = "replicate"
@@ -127,14 +127,14 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
     def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args, options.context)
         loops = options.loops if options.checkpoints == "keep" else "unroll"
-        # Constants are computed on this machine, whatever devices the step is traced for.
+        # Constants are computed on this machine, for any devices that the step is traced for.
         with OUTSIDE.entered():
             program = inline(step.closed, options.constraints == "keep", loops, options.runs)
             program = drop_remat(program) if options.checkpoints == "drop" else program
             names = _argument_names(step_fn, len(abstract_args))
             return _graph_of(step, names, options, program)
 
-    # A call of its own, whose garbage is freed before the collection that follows the pause.
+    # A separate call, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():
         return traced()
 
@@ -147,16 +147,18 @@ def graph_of(
     strict: bool = False,
     context: TraceContext | None = None,
 ) -> Graph:
-    """The graph of a step that was traced before, or is traced now.
+    """The graph of a step that was traced earlier, or is traced now.
 
     Args:
-        loops: as for ``trace``, of a step that is traced now.
-        pad_to: as for ``trace``, of a step that is traced now.
-        strict: whether a dimension that cannot be padded is refused, and does not stay as it is.
-        context: where it is traced, and with which types of its arguments; by default here.
+        loops: as for ``trace``, if the step is traced now.
+        pad_to: as for ``trace``, if the step is traced now.
+        strict: whether a dimension that cannot be padded is refused, instead of left as it is.
+        context: the context in which it is traced, with the types of its arguments; by default the
+            present one.
 
     Raises:
-        PlanError: arguments beside a graph, a function without them, or as for ``trace``.
+        PlanError: arguments are given with a graph, or missing with a function, or as for
+            ``trace``.
     """
     if isinstance(step, Graph):
         if abstract_args is not None:
@@ -183,7 +185,7 @@ def _gc_paused():
 def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program) -> Graph:
     results = list(step.out_shape) if type(step.out_shape) is tuple else [step.out_shape]
     in_offsets, out_offsets = _leaf_offsets(step.shapes), _leaf_offsets(results)
-    # By leaf of the results the leaf of the arguments whose new value it is.
+    # For each leaf of the results, the leaf of the arguments whose new value it is.
     if options.updates is None:
         pairs = new_values(program, step.shapes, results)
     else:
@@ -194,7 +196,7 @@ def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program)
             for i in range(in_offsets[arg + 1] - in_offsets[arg])
         }
     leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
-    # Before ``build``: masks are equations, whose operators the search shards and prices.
+    # Before ``build``, because masks are equations, whose operators the search shards and prices.
     padded = None
     if options.pad_to:
         padded = pad_program(program, options.pad_to, pairs, leaf_names)
@@ -216,7 +218,7 @@ def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None
     """Refuse numbers of results whose leaves differ from those of the arguments.
 
     Raises:
-        PlanError: naming the pair.
+        PlanError: a pair differs; the error names it.
     """
     args = step.shapes
     for result, arg in updates.items():
@@ -333,11 +335,11 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
     """The phase of every operator.
 
     Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
-    inside of a loss), run in the forward pass. Of the others, those that it transposed or
-    lets rerun are of the backward pass, and the remaining ones of the optimizer. All operators
-    of a function without gradients run in the forward pass. A loop runs in one phase as a whole.
+    inside of a loss), run in the forward pass. Of the others, those that it transposed or reran
+    belong to the backward pass, and the remaining ones to the optimizer. All operators of a
+    function without gradients run in the forward pass. A whole loop runs in one phase.
     """
-    # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).
+    # jax.grad traces f under jvp(f), and its transpose under transpose(jvp(f)).
     phase_of: list[Phase | None] = [
         "backward"
         if o.eqn.remat_region is not None or "transpose(" in o.source.stack
@@ -353,9 +355,8 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
         if operator.loops:
             bodies.setdefault(operator.loops[0], []).append(i)
 
-    # Operators that the forward pass depends on are forward, whatever their stack says: of a
-    # penalty on the gradient of the input, the inner transposition runs before the outer loss is
-    # known.
+    # Operators that the forward pass depends on are forward, whatever their stack says: with a
+    # penalty on the gradient of the input, the inner transpose runs before the outer loss is known.
     before = [phase == "forward" for phase in phase_of]
     pending = [i for i, is_before in enumerate(before) if is_before]
     while pending:
@@ -367,7 +368,7 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
                 before[p] = True
                 pending.append(p)
     by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
-    for body in bodies.values():  # not of the forward pass
+    for body in bodies.values():  # of loops outside of the forward pass
         phase: Phase = "backward" if any(phase_of[i] == "backward" for i in body) else "optimizer"
         for i in body:
             by_stack[i] = phase
@@ -386,7 +387,7 @@ def roles(
     Parameters are updated and read by the model, or frozen.
 
     Args:
-        operators: with their phases.
+        operators: the operators with their phases.
         updates: maps outputs to the inputs whose new values they are.
         inputs: the number of inputs, which are the first tensors; other tensors without a producer
             are constants.
@@ -399,7 +400,7 @@ def roles(
     assigned: list[Role] = []
     for index, tensor in enumerate(tensors):
         if index < inputs:
-            # An updated counter or random key is an input: it has no gradient.
+            # An updated counter or random key is an input, because it has no gradient.
             dtype, role = tensor.dtype, "input"
             if index in updated and isinstance(dtype, np.dtype) and dtype.kind not in "biu":
                 trained = not consumers[index].isdisjoint(("forward", "backward"))
@@ -430,12 +431,12 @@ def _frozen(
     assigned: Sequence[Role],
     consumers: Sequence[set[Phase]],
 ) -> list[int]:
-    """The inputs that are parameters, though the step does not update them: LoRA's base model.
+    """The inputs that are parameters although the step does not update them, as in LoRA.
 
-    They have no dimension of the batch, and numbers that a gradient passes through, or 8-bit codes
-    of such. The batch is the first dimension of most other inputs. A dimension that parameters have
-    too, or that a product of the forward pass sums over, is one of features: it is the batch only
-    where no other is left.
+    They have no batch dimension, and hold numbers that a gradient passes through, or 8-bit codes of
+    such numbers. The batch is the first dimension of most other inputs. A dimension that parameters
+    have too, or that a product of the forward pass sums over, is one of features; it is the batch
+    only if no other dimension is left.
     """
     own = [
         i
@@ -454,8 +455,8 @@ def _frozen(
         for use in operator.operands
         if label in use.labels
     }
-    # By the factor of a first dimension, whether an input with it has indices, and the dimensions
-    # of all inputs with it. Of LoRA: tokens [batch, sequence] are indices; base weights [width,
+    # For the factor of a first dimension: whether an input with it has indices, and the dimensions
+    # of all inputs with it. In LoRA, tokens [batch, sequence] are indices; base weights [width,
     # hidden] are not, and products of the forward pass sum over their first factor.
     evidence: dict[int, list[int]] = {}
     for i in own:
@@ -467,5 +468,5 @@ def _frozen(
 
 
 def _may_be_weight(dtype: Any) -> bool:
-    """Whether an input of this dtype may be a parameter: wider integers are indices."""
+    """Whether an input of this dtype may be a parameter; wider integers are indices."""
     return dtype.kind not in "biu" or (dtype.kind in "iu" and dtype.itemsize == 1)

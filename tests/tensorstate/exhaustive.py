@@ -25,8 +25,9 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
 from tensorstate.keeping.base import Keeping
 from tensorstate.keeping.table import Kept, allowed
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 

@@ -1,9 +1,9 @@
-"""Which schedule runs an all_to_all of unequal blocks.
+"""The schedule that runs an all_to_all of unequal blocks.
 
-Any schedule of all_to_all can (``lowerings.unequal``). Where the network is known, or "auto" or a
-synthesizer for unequal shares is named, it is made for the sizes of the blocks: routes and order
-are then those of the bytes that there are. Elsewhere it is that of equal blocks, by default one in
-which every rank sends to each other directly.
+Any schedule of all_to_all can run it (``lowerings.unequal``). If the network is known, or if "auto"
+or a synthesizer for unequal shares is named, the schedule is made for the sizes of the blocks: its
+routes and order then fit the bytes that are sent. Otherwise it is the schedule for equal blocks, by
+default one in which every rank sends to every other directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 from jaxcoll.collective import Collective
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.choice.cheapest import Candidate, margin_of, taken
-from jaxcoll.execute.choice.configured import default_topology, synthesized
+from jaxcoll.execute.choice.defaults import default_topology, synthesized
 from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.lowerings.pair_rows import PairRows
 from jaxcoll.execute.primitives import Native
@@ -25,23 +25,24 @@ from jaxcoll.synth import OpenShop, Portfolio, synthesizer_named
 from jaxcoll.synth.native import JAX_LAX, lax_seconds
 from jaxcoll.topology import Topology
 
-# Into how many pieces the bytes of the narrowest port are cut. Each is a permute or more, so few
-# are tried beside whole blocks: finding one takes some hundredths of a second at 64 ranks.
+# The numbers of pieces into which the bytes of the narrowest port are cut. Each piece is a permute
+# or more, so only a few are tried besides whole blocks: finding one takes some hundredths of a
+# second at 64 ranks.
 _PIECES = (8, 32)
 
 
 def shared(
     choice: Choice, place: Place, pairs: PairRows, nbytes: int, native: int | None = None
 ) -> Schedule | Native | None:
-    """What runs a call whose schedule is made for its blocks; ``None`` where equal ones serve.
+    """The schedule or ``jax.lax`` for a call's own blocks; ``None`` if equal blocks serve.
 
     Args:
         choice: as for ``choose``.
         place: where the call runs.
         pairs: rows between the ranks of ``place.collective``.
-        nbytes: of the larger of a rank's input and output.
-        native: bytes of a rank's buffer where ``jax.lax`` runs the call: those of the blocks, or
-            more where it pads them; ``None`` where it may not.
+        nbytes: bytes of the larger of a rank's input and output.
+        native: bytes of a rank's buffer if ``jax.lax`` runs the call: those of the blocks, or more
+            if it pads them; ``None`` if it may not run it.
     """
     maker = synthesizer_named(choice) if isinstance(choice, str) else choice
     if (maker is None and place.topology is not None) or isinstance(maker, Portfolio):
@@ -57,10 +58,10 @@ def shared(
 def priced(
     place: Place, pairs: PairRows, nbytes: int, native: int | None = None
 ) -> tuple[Candidate, ...]:
-    """The ways to run an exchange of unequal blocks, priced; ``jax.lax`` first, if it may.
+    """The ways to run an exchange of unequal blocks, with prices; ``jax.lax`` first, if it may run.
 
-    ``jax.lax`` sends every block whole and at once, and is priced so; as its all_to_all where it
-    pads them.
+    ``jax.lax`` is priced as sending every block whole and at once, or as its all_to_all if it pads
+    the blocks.
     """
     topology = place.topology or default_topology(place.collective.num_ranks)
     whole = OpenShop(float(max(nbytes, 1)), pieces=1)
@@ -68,7 +69,7 @@ def priced(
     for pieces in _PIECES:
         maker = dataclasses.replace(whole, pieces=pieces)
         made[maker.label] = _cut(maker, topology, pairs)
-    # Cut into few pieces, blocks may be whole all the same.
+    # Blocks that are cut into few pieces may still be whole.
     each = {schedule.digest: (label, schedule) for label, schedule in reversed(made.items())}
     found = [_candidate(*each, place, nbytes) for each in reversed(each.values())]
     charge = place.costs.native_seconds("all_to_all", native or nbytes, place.collective.num_ranks)
@@ -95,5 +96,5 @@ def _wanted(pairs: PairRows) -> Collective:
 
 @functools.lru_cache(maxsize=256)
 def _cut(maker: OpenShop, topology: Topology, pairs: PairRows) -> Schedule:
-    """The schedule for blocks in the pieces in which they are best run."""
+    """The schedule for blocks cut into the number of pieces that is best on this network."""
     return synthesized(maker, maker.cut(topology, _wanted(pairs)), topology)

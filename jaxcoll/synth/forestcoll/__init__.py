@@ -98,6 +98,7 @@ class ForestColl(Synthesizer):
     phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
+    orders_links: ClassVar[bool] = True
     takes_shares: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     put_off: ClassVar[float] = SOON
@@ -236,8 +237,8 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
             f"forestcoll's joint phases are for one group of all {n} ranks, not for {collective}; "
             f"give phases='separate'"
         )
-    if collective.shares is not None:
-        shares = dict(zip(group, collective.shares, strict=True))
+    if collective.rank_shares is not None:
+        shares = dict(zip(group, collective.rank_shares, strict=True))
         return tuple(shares[r] for r in range(n))
     if not collective.traits.has_root:
         return None

@@ -20,7 +20,8 @@ import numpy as np
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.state import Network, bit_of, lowest_bit
+from jaxcoll.synth.tacos.bits import bit_of, lowest_bit
+from jaxcoll.synth.tacos.state import Network
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)

@@ -43,7 +43,7 @@ EXACT = 1e-9
 FEW_ROWS = 20
 
 
-class LinearProgram(Program):
+class GrowingProgram(Program):
     """A program to which ``solve`` adds rows and variables as solutions require them.
 
     Attributes:
@@ -99,7 +99,7 @@ class LinearProgram(Program):
                     self.add_constraint([(largest, 1.0), (variable, -1.0)], 0.0, np.inf)
         self._shared = [each for k, each in enumerate(self._shared) if k not in chosen]
 
-    def start_from(self, other: LinearProgram) -> None:
+    def start_from(self, other: GrowingProgram) -> None:
         """Start at the end of the relaxation of a program that differs only in costs."""
         added, self._start = other._end
         for chosen in added:  # in the same order, for the same variables and rows
