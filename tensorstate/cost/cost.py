@@ -18,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.memory import Memory, bytes_by_point, input_bytes, no_bytes, peak_memory
+from tensorstate.cost.memory import (
+    Memory,
+    bytes_by_point,
+    host_bytes,
+    input_bytes,
+    no_bytes,
+    peak_memory,
+)
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
@@ -145,7 +152,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         math.fsum(communication),
         bytes_by_collective,
         count_by_collective,
-        peak_memory(inputs, nbytes),
+        peak_memory(inputs, nbytes, host_bytes(problem, decisions, reshards, kept)),
         tuple(reshards),
         inner_sends,
         kept,

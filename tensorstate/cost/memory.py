@@ -28,7 +28,7 @@ from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import Exchange, MeshShape, Placements, RingStrategy, all_placements
 from tensorstate.keeping import table
-from tensorstate.keeping.base import Category, Holds, Keeping
+from tensorstate.keeping.base import Category, Holds, Keeping, Span
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.node_strategies import Strategy
@@ -153,7 +153,7 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     yield from _reshard_terms(problem, group, live, shares)
     for keeping in table.KEEPINGS:
-        yield from _kept_terms(problem, group, keeping, live, shares)
+        yield from _kept_terms(problem, group, keeping, keeping.spans, live, shares)
     for placements, share in shares.loop_resident().items():
         nbytes = problem.local_bytes(group, placements) * live.loop_resident
         yield Term("loop_resident", share, nbytes)
@@ -264,11 +264,12 @@ def _kept_terms(
     problem: Problem,
     group: TensorGroup,
     keeping: Keeping,
+    spans: Iterable[Span],
     live: LiveRanges,
     shares: Shares[Share],
 ) -> Iterator[Term[Share]]:
-    """The bytes of tensors that are kept in one way, by the spans of the keeping."""
-    for span in keeping.spans:
+    """The bytes of tensors that are kept in one way, by some spans of the keeping."""
+    for span in spans:
         counts = live.kept[keeping][span.name]
         if not counts.any():  # otherwise an unused share would become a variable
             continue
@@ -338,6 +339,8 @@ class Memory:
         loop_resident: gathered copies and sums that stay resident through the microbatch loop.
         gradients: gradients that wait for the optimizer.
         temporaries: all other operands and results of operators.
+        host: bytes of the host's memory, at the program point with the most of them. They are no
+            part of the peak.
     """
 
     inputs: int
@@ -345,6 +348,7 @@ class Memory:
     loop_resident: int
     gradients: int
     temporaries: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -397,19 +401,46 @@ def bytes_at_peak(
     ]
 
 
-def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
+def host_bytes(
+    problem: Problem, decisions: Decisions, reshards: Iterable[ReshardPlan], kept: Kept
+) -> int:
+    """Bytes per device in the memory of the host, at the program point with the most of them.
+
+    Args:
+        reshards: the reshard plans of all tensors.
+        kept: how nodes are kept.
+    """
+    by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
+    for reshard in reshards:
+        by_group[reshard.group].append(reshard)
+    nbytes = np.zeros(len(problem.liveness.program_points))
+    for number, plans in by_group.items():
+        stored = {r.keeping for r in plans if r.keeping.on_host and r.saved is not None}
+        if not stored:
+            continue
+        group, live = problem.tensor_groups[number], problem.live_ranges(number)
+        shares = _DecidedShares(problem, number, decisions.strategies, plans, kept)
+        for keeping in stored:
+            for term in _kept_terms(problem, group, keeping, keeping.on_host, live, shares):
+                nbytes += term.share * term.nbytes
+    return math.ceil(nbytes.max() - EXACT)
+
+
+def peak_memory(inputs: float, nbytes: np.ndarray, host: int = 0) -> Memory:
     """The memory at its peak.
 
     Args:
         inputs: bytes of the inputs.
         nbytes: all other bytes, by category and program point (see ``bytes_by_point``).
+        host: of the host, by ``host_bytes``.
     """
     # Parts are rounded one by one, and the last one takes the rest. So they add up to the rounded
     # peak, which is compared with the limit.
     total = nbytes.sum(0)
     saved, loop_resident, gradients, _ = nbytes[:, int(total.argmax())]
     parts = round(saved), round(loop_resident), round(gradients)
-    return Memory(round(inputs), *parts, math.ceil(total.max() - EXACT) - sum(parts))
+    temporaries = math.ceil(total.max() - EXACT) - sum(parts)
+    return Memory(round(inputs), *parts, temporaries, host)
 
 
 def input_bytes(problem: Problem, reshards: Iterable[ReshardPlan]) -> int:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.errors import PlanError
 from tensorstate.execution.buckets import gather_together, send
 from tensorstate.execution.microbatch_loop import (
     Copies,
@@ -52,6 +54,34 @@ from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 MATMUL_KINDS = ("einsum", "window")
 
 
+# XLA begins copies to the host and back whenever it likes, and ends those to the host as late as it
+# can: on H100s the activations of eight layers were all on the device at once. Behind barriers a
+# copy ends before the next product begins, and one back begins after the product before its reader.
+# For TPUs a barrier would bring what is on the host to the device, and send it again: only those in
+# iterations of a loop, which ends when its stacks are stored, are in their places.
+def holds_copies(table: PlacementTable, platform: str) -> bool:
+    """Whether copies to the host and back are held at their places by barriers.
+
+    Raises:
+        PlanError: a plan that copies to the host where they cannot be held.
+    """
+    if platform != "tpu":
+        return True
+    graph = table.graph
+    free = [
+        tensor
+        for tensor, reshard in table.reshards.items()
+        if reshard.keeping.on_host and reshard.saved is not None and not graph.loops_around(tensor)
+    ]
+    if free:
+        raise PlanError(
+            f"{len(free)} tensors of the plan wait on the host outside of scans, where XLA for "
+            "TPUs keeps them on the device: scan over the layers (jax.lax.scan), or search with "
+            "a larger memory_limit or other ways to keep activations"
+        )
+    return False
+
+
 class LocalExecutor:
     """Traces the execution of one device: its copies of every tensor in both passes.
 
@@ -59,6 +89,7 @@ class LocalExecutor:
         microbatch: the microbatch, for an executor of the loop body.
         reshards: the reshard plan of every tensor; by default that of the plan.
         inputs: the tensors that exist at the beginning.
+        holds_copies: whether copies to the host and back are held at their places by barriers.
     """
 
     def __init__(
@@ -69,8 +100,10 @@ class LocalExecutor:
         microbatch: MicrobatchSlice | None = None,
         reshards: Mapping[int, ReshardPlan] | None = None,
         inputs: Mapping[int, Copies] | None = None,
+        *,
+        holds_copies: bool = True,
     ):
-        self.overlap = overlap
+        self.overlap, self.holds_copies = overlap, holds_copies
         self.depth = 0  # loops of the step around these operators
         self.table, self.graph, self.mesh = table, table.graph, table.mesh
         self.collectives, self.microbatch = collectives, microbatch
@@ -83,6 +116,8 @@ class LocalExecutor:
         self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
+        self.on_host: dict[int, jax.Array] = {}  # copies for the backward pass
+        self.leaving: list[int] = []  # of these, those that may be on their way
         self.mirrored = MirroredReads(self.graph, table.reruns)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
@@ -106,6 +141,7 @@ class LocalExecutor:
     def after_loop(self, loop: MicrobatchLoop) -> LocalExecutor:
         """The executor after the microbatch loop and the operators that follow it."""
         here = self.table, self.collectives, self.overlap
+        held = self.holds_copies
         before = {
             tensor: self.reshard(tensor, dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
@@ -113,12 +149,12 @@ class LocalExecutor:
 
         def body(microbatch: MicrobatchSlice) -> Callable[[int, Placements], jax.Array]:
             inputs = loop.inputs(before, microbatch)
-            executor = LocalExecutor(*here, microbatch, inputs=inputs)
+            executor = LocalExecutor(*here, microbatch, inputs=inputs, holds_copies=held)
             executor.run_operators(loop.in_loop)
             return executor.final_copy
 
         inputs = {**self.inputs, **loop.run(body)}
-        last = LocalExecutor(*here, reshards=loop.reshards(), inputs=inputs)
+        last = LocalExecutor(*here, reshards=loop.reshards(), inputs=inputs, holds_copies=held)
         last.run_operators(loop.after_loop, after_forward=True)
         return last
 
@@ -148,10 +184,12 @@ class LocalExecutor:
         elif staged is not None and number in staged.loops:
             results = run_stages(self, number, body)
         else:
-            unroll = self.table.unrolled.get(number, 1) if self.overlap else 1
-            results = run_loop(self, self.graph, number, body, unroll)
+            results = run_loop(self, self.graph, number, body, self.unrolled(number))
         made = ((x, self.table.produced_placements(tensor)) for tensor, x in results.items())
-        rows = ((x[0], self.table.saved_placements(tensor)) for tensor, x in self.stacks.items())
+        rows = (
+            (self.table.keeping(tensor).fetch(x[0], x.dtype), self.table.saved_placements(tensor))
+            for tensor, x in self.stacks.items()
+        )
         first, placements = next(made if results else rows)
         self.order.advance(first, placements)
         for tensor, x in results.items():
@@ -162,6 +200,17 @@ class LocalExecutor:
             read = {use.tensor for operator in (*body, *again) for use in operator.operands}
             for tensor in read & self.inputs.keys():
                 self._results_that_read[tensor].append(first)
+
+    def unrolled(self, number: int) -> int:
+        """Iterations of a loop in one body: one on CPU, and where a stack is on the host.
+
+        XLA for GPUs fails to compile such a stack if an iteration stores several rows.
+        """
+        loops = (number, self.graph.mirrored.get(number))
+        stacked = (tensor for loop in loops for tensor in self.mirrored[loop][0])
+        if not self.overlap or any(self.table.keeping(tensor).on_host for tensor in stacked):
+            return 1
+        return self.table.unrolled.get(number, 1)
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
@@ -222,6 +271,7 @@ class LocalExecutor:
         child = copy.copy(self)
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
         child.arrived, child.unsent, child.done = {}, {}, set()
+        child.on_host, child.leaving = {}, []
         child.in_forward = {tensor: dict(copies) for tensor, copies in in_forward.items()}
         child.after_forward = {tensor: dict(copies) for tensor, copies in after_forward.items()}
         child.forward_done = None if begins_forward else []
@@ -252,11 +302,11 @@ class LocalExecutor:
 
     def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """The initial carry of a loop, available once all results before it are."""
-        if self.overlap or not self.order.num_events:
-            return arrays
         # Random keys wait for nothing.
         whole = [k for k, x in enumerate(arrays) if isinstance(x.dtype, np.dtype)]
-        delayed = self.order.delay([arrays[k] for k in whole]) if whole else []
+        delayed = self.after_copies([arrays[k] for k in whole])
+        if delayed and not self.overlap and self.order.num_events:
+            delayed = self.order.delay(delayed)
         for k, x in zip(whole, delayed, strict=True):
             arrays[k] = x
         return arrays
@@ -298,6 +348,8 @@ class LocalExecutor:
             self.env(in_forward)[tensor] = {placements: made}
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
+            if self.table.keeping(tensor).on_host and not self.depth:
+                self.read_all(tensor, in_forward)  # it leaves now, also if nothing reads it here
         else:
             self.unsent[tensor] = {reshard.produced_placements: made}
             bucket = self.table.buckets.get((tensor, "after_forward"), ()) if self.overlap else ()
@@ -346,8 +398,7 @@ class LocalExecutor:
                 kept = (*(self.inputs.get(tensor) or produced), *saved)
                 copies = {placements: copies[placements] for placements in kept}
                 for placements in saved if self.depth == 0 else ():  # a body's are in its stack
-                    stored = keeping.put(copies[placements], copies[placements].dtype)
-                    copies[placements] = keeping.fetch(stored, copies[placements].dtype)
+                    copies[placements] = self.stored_and_fetched(tensor, copies[placements])
                 steps = reshard.after_forward.steps
             self.reshard_when_ready(tensor, copies, steps, self.ready_at[tensor, True], False)
         return self.after_forward[tensor]
@@ -376,6 +427,35 @@ class LocalExecutor:
             )
         self.env(in_forward)[tensor] = self.reshard(tensor, copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
+        if in_forward:
+            self.send_to_host(tensor)
+
+    def send_to_host(self, tensor: int) -> None:
+        """Copy a tensor that is kept there, as soon as it is made; a body's are in a stack."""
+        saved, keeping = self.reshards[tensor].saved, self.table.keeping(tensor)
+        if keeping.on_host and saved is not None and not self.depth:
+            x = self.in_forward[tensor][saved]
+            self.on_host[tensor] = keeping.put(x, x.dtype)
+            self.leaving.append(tensor)
+
+    def stored_and_fetched(self, tensor: int, x: jax.Array) -> jax.Array:
+        """A copy for the backward pass as its keeping brings it back."""
+        keeping, stored = self.table.keeping(tensor), self.on_host.get(tensor)
+        if stored is None:
+            stored = keeping.put(x, x.dtype)
+        elif self.holds_copies:
+            stored = self.order.delay([stored])[0]
+        return keeping.fetch(stored, x.dtype)
+
+    def after_copies(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays, available once all copies to the host have ended."""
+        if not self.leaving or not self.holds_copies or not arrays:
+            return list(arrays)
+        leaving, self.leaving = self.leaving, []
+        stored = [self.on_host[tensor] for tensor in leaving]
+        both = lax.optimization_barrier((*arrays, *stored))
+        self.on_host.update(zip(leaving, both[len(arrays) :], strict=True))
+        return list(both[: len(arrays)])
 
     def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
         """The copy of a tensor in given placements.
@@ -400,6 +480,8 @@ class LocalExecutor:
         if operator.phase == "optimizer":
             arrays = [*map(self.gradient_after_uses, tensors, required, arrays)]
         arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, again)
+        if operator.kind in MATMUL_KINDS:
+            arrays = self.after_copies(arrays)
         zeroed = self.order.latest if operator.kind == "scatter" else ()
         made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
@@ -440,7 +522,10 @@ class LocalExecutor:
             and self.must_wait(operator, tensor, again)
         ]
         ordered = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
-        delay_all = ordered and not (self.overlap or pending) and ready_at < latest
+        # Where a product waits for what comes back from the host, others would be put off, with
+        # their operands: on H100s those of all gradients of weights to the end of the step.
+        is_free = self.overlap and not (self.on_host and self.holds_copies)
+        delay_all = ordered and not (is_free or pending) and ready_at < latest
         chosen = [*range(len(arrays))] if delay_all else pending
         if not chosen:
             return arrays, ready_at

@@ -29,7 +29,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.execution.collective_order import in_order
-from tensorstate.execution.executor import LocalExecutor
+from tensorstate.execution.executor import LocalExecutor, holds_copies
 from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,
@@ -291,11 +291,13 @@ def apply(
     buckets = () if timeline is None or collectives is lax_collectives else timeline.buckets
     unrolled = None if timeline is None else timeline.unrolled
     table = PlacementTable(problem, decisions, cost, buckets, unrolled)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
+    on_cpu, held = platform == "cpu", holds_copies(table, platform)
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
     def on_device(*leaves):
-        return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
+        here = table, collectives
+        return LocalExecutor(*here, overlap=not on_cpu, holds_copies=held).run(leaves)
 
     if on_cpu:
         on_device = in_order(on_device)

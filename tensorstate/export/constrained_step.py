@@ -37,7 +37,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.executor import LocalExecutor
+from tensorstate.execution.executor import LocalExecutor, holds_copies
 from tensorstate.execution.microbatch_loop import (
     ExecutionOrder,
     completion_scalar,
@@ -91,7 +91,8 @@ def _on_whole_arrays(
     # Constraints are for Auto axes and types for Explicit ones, whatever those of the given mesh.
     kinds = (kind,) * len(mesh.axis_names)
     devices = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-    return sharded_step(table, devices, lambda *leaves: executor(table, devices).run(leaves))
+    held = holds_copies(table, mesh.devices.flat[0].platform)
+    return sharded_step(table, devices, lambda *leaves: executor(table, devices, held).run(leaves))
 
 
 class GlobalExecutor(LocalExecutor):
@@ -100,8 +101,9 @@ class GlobalExecutor(LocalExecutor):
     Before these, an array has a dimension per mesh axis on which its sums are open.
     """
 
-    def __init__(self, table: PlacementTable, mesh: Mesh):
-        super().__init__(table, lax_collectives, overlap=mesh.devices.flat[0].platform != "cpu")
+    def __init__(self, table: PlacementTable, mesh: Mesh, holds_copies: bool = True):
+        overlap = mesh.devices.flat[0].platform != "cpu"
+        super().__init__(table, lax_collectives, overlap, holds_copies=holds_copies)
         self.devices, self.order = mesh, ExecutionOrder(self.token)
         # Placements of an array of one element per device, with a dimension per mesh axis.
         self.by_device: Placements = tuple(range(len(mesh.axis_names)))

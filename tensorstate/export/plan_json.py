@@ -140,6 +140,11 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "memory": float(hardware.memory),
         **({} if hardware.overlaps else {"overlaps": False}),
         **({} if hardware.has_ragged else {"has_ragged": False}),
+        **(
+            {}
+            if hardware.host_bandwidth is None
+            else {"host_bandwidth": float(hardware.host_bandwidth)}
+        ),
     }
 
 
@@ -381,9 +386,13 @@ def _read_hardware(value: object, where: str) -> Hardware:
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
     overlaps = fields.optional("overlaps", readers.flag) is not False
     has_ragged = fields.optional("has_ragged", readers.flag) is not False
+    host = fields.optional("host_bandwidth", readers.number)
     fields.end()
     rates = {int(size): rate for size, rate in pairs}
-    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps, has_ragged=has_ragged)
+    return Hardware(
+        name, rates, bandwidth, memory,
+        overlaps=overlaps, has_ragged=has_ragged, host_bandwidth=host,
+    )  # fmt: skip
 
 
 def _read_network(

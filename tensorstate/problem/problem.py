@@ -277,6 +277,8 @@ class Problem:
         node = self.node(class_id)
         if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
             return False
+        if keeping.lacks(self.hardware):
+            return False
         return all(keeping.may_keep(self.graph, member.operator) for member in node.members)
 
     def keeping_seconds(

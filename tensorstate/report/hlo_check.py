@@ -246,12 +246,14 @@ class HloComparison:
         unknown_loops: as in ``HloCollectives``.
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
-            temporaries and results that take no argument's place.
+            temporaries and results that take no argument's place. On CPU devices, whose memory is
+            the host's, copies on the host are among them.
         predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
             several axes taken axis by axis, permutes as exchanges, and those of pipeline stages and
             of ring attention as sends. 0 without a network.
         by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
             has the collectives that no tensor of the plan asks for.
+        predicted_host, compiled_host: bytes on the host, of a device that has its own memory.
     """
 
     rows: tuple[Row, ...]
@@ -263,6 +265,8 @@ class HloComparison:
     predicted_seconds: float = 0.0
     compiled_seconds: float = 0.0
     by_tensor: tuple[TensorRow, ...] = ()
+    predicted_host: int = 0
+    compiled_host: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -315,7 +319,10 @@ class HloComparison:
         for name, predicted, compiled in (
             ("memory of arguments", self.predicted_inputs, self.compiled_inputs),
             ("memory beside them", self.predicted_temporaries, self.compiled_temporaries),
+            ("memory of the host", self.predicted_host, self.compiled_host),
         ):
+            if name.endswith("host") and not predicted and not compiled:
+                continue
             lines.append(f"{name:46} {predicted:>16,}{compiled:>16,}")
         if self.predicted_seconds or self.compiled_seconds:
             times = f"{seconds(self.predicted_seconds):>16}{seconds(self.compiled_seconds):>16}"
@@ -361,16 +368,20 @@ def compare_with_hlo(
     sends = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
+    on_host = memory.host_temp_size_in_bytes if memory else 0
+    together = 0 if on_host else cost.memory.host
     return HloComparison(
         rows,
         program.unknown_loops,
         cost.memory.inputs,
         memory.argument_size_in_bytes if memory else 0,
-        cost.memory.peak - cost.memory.inputs + round(held),
+        cost.memory.peak - cost.memory.inputs + round(held) + together,
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
         0.0 if network is None else network_seconds(program.collectives, network, sends),
         () if names is None else _by_tensor(program.collectives, cost, names),
+        cost.memory.host - together,
+        on_host,
     )
 
 

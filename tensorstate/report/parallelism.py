@@ -15,6 +15,7 @@ from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.report.units import size
 
 # A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
 # tensor alone, so that few plans follow one name everywhere.
@@ -350,5 +351,8 @@ def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
         devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)
         named = " and ".join(f"`{problem.mesh.names[axis]}`" for axis in along)
         parts.append(f"of the {devices} devices along {named} {each}")
-    text = "; ".join(parts) or "one device does all of it"
+    parts = parts or ["one device does all of it"]
+    if cost.memory.host:
+        parts.append(f"on the host wait {size(cost.memory.host)} of activations of each device")
+    text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

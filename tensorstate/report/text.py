@@ -144,6 +144,7 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
         f"saved {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
         f"temporaries {size(memory.temporaries)}"
+        + (f"; on the host {size(memory.host)}" if memory.host else "")
     ]
 
 

@@ -102,6 +102,7 @@ def _facts(shown: Shown) -> dict[str, str]:
         "exposed communication": seconds(timeline.exposed_seconds),
         "collectives": f"{sum(cost.count_by_collective.values()):,}",
         "memory": size(cost.memory.peak),
+        **({"on the host": size(cost.memory.host)} if cost.memory.host else {}),
         "gap": "no bound" if math.isinf(result.bound) else f"{100 * result.gap:.2g} %",
     }
     if problem.microbatches > 1:

@@ -150,8 +150,11 @@ def named(problem: Problem, tensor: int, multiplicity: int) -> str:
 
 def less(problem: Problem, options: SearchOptions) -> str:
     """Options that take less memory and that the search was not given."""
-    unasked = (keeping for keeping in table.optional() if keeping not in options.keepings)
-    others = [f"{keeping.option}=True" for keeping in unasked]
+    others = [
+        f"{keeping.option}=True"
+        for keeping in table.optional()
+        if keeping not in options.keepings and not keeping.lacks(problem.hardware)
+    ]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
     return f". Less is taken with {', '.join(others)} or more devices"
 
