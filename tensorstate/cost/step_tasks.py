@@ -321,8 +321,7 @@ class StepTasks:
                 task.order = number / len(self.tasks) - 1.0
 
     def _find_across(self) -> None:
-        """Find collectives in scans that are before or after all carries: of rows, and of
-        stacks."""
+        """Find collectives in scans that come before or after all carries, of rows or stacks."""
         run_of = {m.operator: run for node, run in self.first_run.items()
                   for m in self.graph.nodes[node].members}  # fmt: skip
         inside: dict[Where, list[int]] = defaultdict(list)

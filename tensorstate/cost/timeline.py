@@ -217,8 +217,7 @@ class _Step:
         self.kind = np.repeat(np.arange(len(ordered)), [len(numbers) for numbers in ordered])
 
     def _kind(self, number: int) -> tuple | None:
-        """The properties that a bucket's collectives share; ``None`` if no bucket takes the
-        task."""
+        """The properties that a bucket's collectives share; ``None`` if none takes the task."""
         task = self.tasks[number]
         if task.axis < 0 or not (task.ahead or task.behind) or task.name not in JOINABLE:
             return None

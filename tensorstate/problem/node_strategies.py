@@ -1,4 +1,4 @@
-"""Strategies of nodes, and the placements that their tensors have by them.
+"""Strategies of nodes, and the placements of their tensors under each strategy.
 
 A strategy has one placement per mesh axis: ``REPLICATED``, a label to shard by, or
 ``partial_of(i)``, which means that the operands of the node's i-th linear set are partial sums (see
@@ -55,7 +55,7 @@ class NodeStrategies:
     ):
         self.node, self.mesh, self.fixed = node, mesh, fixed
         self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
-        # Where a node is sharded along a label that a member reduces, devices have terms of its
+        # If a node is sharded along a label that a member reduces, each device has a term of its
         # results.
         self.reductions: Mapping[int, int] = {
             member.labels[label]: PARTIAL[reduce_op]
@@ -138,7 +138,7 @@ class NodeStrategies:
                 position = self._position(placement, labels)
                 return REPLICATED if position is None else position
             # A product of two partial sums is not a partial product, so one factor of a * b must be
-            # whole. A tensor that is read at both kinds of ports must be whole, too.
+            # whole. A tensor that is read at both kinds of ports must also be whole.
             is_term = placement < REPLICATED and ports <= self.linear[-2 - placement].operands
             return SUM if is_term else REPLICATED
 
@@ -166,8 +166,8 @@ def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
 
     If several operands read a tensor, it is partial for all of them or for none.
     """
-    # Each operator names the sets of operands in which it is jointly linear. For a chain, only sets
-    # count that come from outside and stay linear to the end of the chain.
+    # Each operator names the sets of operands in which it is jointly linear. For a chain, a set
+    # counts only if its operands come from outside and it stays linear to the end of the chain.
     internal = {use.tensor for operator in members for use in operator.results}
     by_operands: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
@@ -184,16 +184,16 @@ def _propagate_partial(
 ) -> LinearSet | None:
     """The smallest linear set with these inputs; ``None`` if an operator is not linear in them."""
     # For example, the first operator of (x + y) * s is linear in x and y together, but not in each
-    # alone. So the inputs grow until they are closed: if a of a + b is partial, b must be partial
-    # too, and the chain is followed from its beginning once more. Tensors within the chain cannot
-    # become inputs.
+    # alone. So the inputs are extended until they are closed: if a of a + b is partial, b must be
+    # partial too, and the chain is followed from its beginning again. Tensors within the chain
+    # cannot become inputs.
     while True:
         partial, results = set(inputs), set()
         missing: frozenset[int] = frozenset()
         for m, operator in enumerate(members):
             tensors = [use.tensor for use in operator.operands]
             partial_operands = {i for i, tensor in enumerate(tensors) if tensor in partial}
-            if not partial_operands:  # it reads whole tensors only
+            if not partial_operands:  # it reads only whole tensors
                 continue
             sets = [s for s in operator.linear if partial_operands <= s]
             if not sets:
