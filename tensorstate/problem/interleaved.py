@@ -176,7 +176,7 @@ class _Interleaving:
     def _computed_for(
         self, between: set[int], forward: Sequence[Operator], backward: Sequence[Operator]
     ) -> set[int]:
-        """Cheap operators along the batch that only the part between reads, as of one-hot labels."""
+        """Cheap operators along the batch, such as one-hot labels, for the part between alone."""
         reading = self._depending_on((*forward, *backward))
         found: set[int] = set()
         for operator in reversed(self.graph.operators):
