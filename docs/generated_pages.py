@@ -32,6 +32,7 @@ MODULES = {
     "jaxcoll.validation": "measured times predicted by others, and the errors",
     "jaxcoll.schedule": "schedules joined, and where they come from",
     "jaxcoll.compact": "schedules on disk",
+    "jaxcoll.orbits": "schedules of thousands of ranks",
     "jaxcoll.trees": "forests of weighted trees",
     "jaxcoll.paths": "connections over paths of links",
     "jaxcoll.grid": "grids of ranks, and boxes of them",

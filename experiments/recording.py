@@ -348,11 +348,13 @@ def _scale() -> str:
 # ---------------------------------------------------------------------- docs/thousands.md
 
 
-def _thousands() -> str:
+def _thousands(by_orbits: bool = False) -> str:
     record = json.loads(THOUSANDS.read_text())
     columns = ("/ bound", "CPU s", "GiB")
     cells = []
     for row in record["rows"].values():
+        if row.get("by_orbits", False) != by_orbits:
+            continue
         case = [row["network"], row["ranks"], row["collective"], row["size"]]
         if "refused" in row:
             cells.append([*case, f"- {row['refused']}", *[""] * len(columns)])
@@ -569,6 +571,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "who-wins-by-machine": _who_wins_by_machine,
     "who-wins-on-cables": _who_wins_on_cables,
     "thousands": _thousands,
+    "thousands-by-orbits": lambda: _thousands(by_orbits=True),
     "which-few": _few,
     "which-where": _where,
     "which-counted": _counted,

@@ -2,8 +2,9 @@
 
 - Networks: ``topologies``, ``Topology``; collectives: ``Collective``.
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
-  the least time of any, ``compare`` times all synthesizers; ``synthesize_compact`` writes one of
-  tens of thousands of ranks to disk. ``executors``: such work on several processes or machines.
+  the least time of any, ``compare`` times all synthesizers; ``synthesize_orbit`` makes one of
+  thousands of ranks by the sends of one, ``synthesize_compact`` writes one to disk. ``executors``:
+  such work on several processes or machines.
 - ``prove``: a second opinion on files, schedules and programs, which imports nothing of the rest.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
 - ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
@@ -66,6 +67,7 @@ _NAMES = {
     "schedule": ("Schedule",),
     "simulation": ("simulate",),
     "synth": ("synthesize",),
+    "synth.orbits": ("synthesize_orbit",),
     "synth.tacos": ("synthesize_compact",),
     "topology": ("Topology",),
     "verifier": ("verify",),
@@ -79,7 +81,17 @@ _MODULES = (
     *("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune"),
     *("bounds", "calibration", "compact", "comparison", "contest", "errors"),
     *("expectation", "grid"),
-    *("measured", "mesh", "paths", "prove", "schedule", "simulation", "trees", "validation"),
+    *(
+        "measured",
+        "mesh",
+        "orbits",
+        "paths",
+        "prove",
+        "schedule",
+        "simulation",
+        "trees",
+        "validation",
+    ),
 )
 
 # Until 0.3: names that stood here up to 0.2, by the module that they are to be taken from.
@@ -141,6 +153,7 @@ if TYPE_CHECKING:
     from jaxcoll import io as io
     from jaxcoll import measured as measured
     from jaxcoll import mesh as mesh
+    from jaxcoll import orbits as orbits
     from jaxcoll import pages as pages
     from jaxcoll import paths as paths
     from jaxcoll import prove as prove
@@ -185,6 +198,7 @@ if TYPE_CHECKING:
     from jaxcoll.schedule import Schedule as Schedule
     from jaxcoll.simulation import simulate as simulate
     from jaxcoll.synth import synthesize as synthesize
+    from jaxcoll.synth.orbits import synthesize_orbit as synthesize_orbit
     from jaxcoll.synth.tacos import synthesize_compact as synthesize_compact
     from jaxcoll.topology import Topology as Topology
     from jaxcoll.training import transforms as optax  # noqa: F401

@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 
-WIRINGS = ("grid", "switch", "mesh")
-
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:

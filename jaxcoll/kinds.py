@@ -70,6 +70,8 @@ class Kind:
         for_one_name, for_all_name: of a kind with several roots, those that it is for each of them
             alone, and for all ranks of a group as roots. Its schedules contain the former, and are
             the latter's without the copies that no root needs.
+        one_shard_name: of a kind that is the same for every rank, the kind that it is for the shard
+            of one rank, as the root.
         takes_shares: whether shards may be unequal: of a kind with a shard per rank by a number for
             each, of one with a shard per pair by a row of numbers for each source.
         lax: the function of ``jax.lax`` that runs it, where there is one.
@@ -92,6 +94,7 @@ class Kind:
     phase_names: tuple[str, ...] = ()
     for_one_name: str | None = None
     for_all_name: str | None = None
+    one_shard_name: str | None = None
     takes_shares: bool = False
     lax: str | None = None
     hlo: str | None = None
@@ -199,18 +202,21 @@ _ALL, _OWNER, _TARGET, _SOME = Holder.ALL, Holder.OWNER, Holder.TARGET, Holder.S
 
 _ROWS = (
     Kind(
-        "all_gather", "reduce_scatter", _OWNER, _ALL, False, Shards.PER_RANK, takes_shares=True,
+        "all_gather", "reduce_scatter", _OWNER, _ALL, False, Shards.PER_RANK,
+        one_shard_name="broadcast", takes_shares=True,
         lax="all_gather", hlo="all-gather", nccl_tests="all_gather", nccl="allgather",
         msccl="allgather", sccl="Allgather", chakra="all-gather-implementation-custom",
     ),
     Kind(
-        "reduce_scatter", "all_gather", _ALL, _OWNER, True, Shards.PER_RANK, takes_shares=True,
+        "reduce_scatter", "all_gather", _ALL, _OWNER, True, Shards.PER_RANK,
+        one_shard_name="reduce", takes_shares=True,
         lax="psum_scatter", hlo="reduce-scatter", nccl_tests="reduce_scatter",
         nccl="reducescatter", msccl="reducescatter", chakra="reduce-scatter-implementation-custom",
     ),
     Kind(
         "all_reduce", "all_reduce", _ALL, _ALL, True, Shards.PER_RANK,
-        phase_names=("reduce_scatter", "all_gather"), takes_shares=True,
+        phase_names=("reduce_scatter", "all_gather"), one_shard_name="reduce_to_some",
+        takes_shares=True,
         lax="psum", hlo="all-reduce", nccl_tests="all_reduce", nccl="allreduce",
         msccl="allreduce", chakra="all-reduce-implementation-custom",
     ),
@@ -223,7 +229,8 @@ _ROWS = (
         nccl_tests="reduce", nccl="reduce",
     ),
     Kind(
-        "all_to_all", "all_to_all", _OWNER, _TARGET, False, Shards.PER_PAIR, takes_shares=True,
+        "all_to_all", "all_to_all", _OWNER, _TARGET, False, Shards.PER_PAIR,
+        one_shard_name="scatter", takes_shares=True,
         lax="all_to_all", hlo="all-to-all", nccl_tests="alltoall", sccl="Alltoall",
         chakra="all-to-all-implementation-custom",
     ),

@@ -24,6 +24,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import spans
+from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.schedule import Schedule
 from jaxcoll.trees import TreeFlow
 
@@ -48,19 +49,20 @@ _SENDS_AT_ONCE = 1 << 22
 _PAIRS_AT_ONCE = 1 << 25
 
 
-def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
+def verify(schedule: Schedule | CompactSchedule | TreeFlow | OrbitSchedule) -> None:
     """Prove that a schedule carries out its collective.
 
     This is proved: every edge is a path of links; every send has its chunk (in full for a
     copy) before its step begins; nothing is delivered twice; every contribution is added exactly
     once; every rank ends with exactly the chunks that the collective asks for; if the collective
     allows no helpers, no rank outside a group takes part in it. Trees (``TreeFlow``) are proved by
-    ``TreeFlow.check_load``.
+    ``TreeFlow.check_load``. Schedules by orbits are proved for the shard of one rank, and with it
+    for all (``OrbitSchedule``).
 
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first fault.
     """
-    kinds = (Schedule, CompactSchedule, TreeFlow)
+    kinds = (Schedule, CompactSchedule, TreeFlow, OrbitSchedule)
     checks.instance(schedule, kinds, "what is verified", ScheduleError)
     if isinstance(schedule, TreeFlow):
         schedule.check_load()
@@ -68,6 +70,9 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     if isinstance(schedule, CompactSchedule):
         _verify_compact(schedule)
         return
+    if isinstance(schedule, OrbitSchedule):
+        schedule.translations.check()
+        schedule = schedule.orbit
     collective = schedule.collective
     schedule.edges.check(schedule.topology)
     if not collective.is_reducing and schedule.reduce.any():

@@ -14,6 +14,7 @@ import jax
 from jaxcoll import pictures
 from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import StepSchedule
@@ -26,7 +27,6 @@ from tensorstate.export.constrained_step import constrained_step, explicit_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
-from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
 from tensorstate.keeping.table import allowed
 from tensorstate.problem.baselines import BASELINES

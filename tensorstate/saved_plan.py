@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 from jaxcoll.io.files import MAX_BYTES, load_text
 from jaxcoll.numerics import checks
 from tensorstate.changed_step import adapt
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.errors import PlanError
 from tensorstate.export.plan_file import PlanFile
 from tensorstate.export.plan_json import loads
-from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan

@@ -71,6 +71,7 @@ TIMES = timings.Timings(
     )
 )
 FRAMING = simulation.Framing()
+ORBIT = jc.synthesize_orbit(RING, "all_gather", chunks=1)
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
@@ -269,6 +270,21 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "empty_schedule": (synth.empty_schedule, {"topology": RING, "collective": GATHER}),
     "forest": (synth.forest, {"topology": RING}),
+    "synthesize_orbit": (
+        jc.synthesize_orbit,
+        {"topology": RING, "kind": "all_gather", "nbytes": 2**20, "chunks": 1},
+    ),
+    "Translations": (
+        jc.orbits.Translations, {"topology": RING, "generators": [[1, 2, 3, 0]]}
+    ),
+    "OrbitSchedule": (
+        jc.orbits.OrbitSchedule,
+        {"orbit": ORBIT.orbit, "translations": ORBIT.translations},
+    ),
+    "shard_of_one": (
+        jc.orbits.shard_of_one, {"kind": "all_gather", "num_ranks": 4, "chunks": 1}
+    ),
+    "OrbitSchedule.sends_of": (ORBIT.sends_of, {"rank": 0}),
     "synthesize_compact": (
         jc.synthesize_compact,
         {

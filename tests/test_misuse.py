@@ -38,7 +38,7 @@ RESULTS = {
     "jaxcoll.expectation": {"Expectation", "Expected"},
     "jaxcoll.validation": {"Errors", "Prediction"},
     "jaxcoll.schedule": {"Provenance"},
-    "jaxcoll.simulation": {"Clock", "MessageTimes", "Timeline", "Together"},
+    "jaxcoll.simulation": {"Clock", "MessageTimes", "OrbitTimeline", "Timeline", "Together"},
     "jaxcoll.tune": {"BucketSizes", "Outcome", "Recording", "Report", "this_machine"},
     # What other modules check their own argument with.
     "jaxcoll.executors": {"checked"},

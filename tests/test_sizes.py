@@ -26,7 +26,7 @@ EXEMPT = {
     },
     "jaxcoll/execute/ragged.py": {"ragged_all_to_all": PUBLIC},
     "jaxcoll/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
-    "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
+    "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/fair_flows.py": {"_run": "a loop over events, all of whose state it holds"},

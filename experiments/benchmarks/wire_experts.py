@@ -18,6 +18,7 @@ from jaxcoll.synth.native import JAX_LAX
 
 _NETWORKS = ("torus 2x4", "switch of 8", "two hosts of 4")
 _CASES = 3
+_OF_RANKS = ("tokens", "token", "skew", "calls", "seed")  # the options that their program reads
 PAGE = Path(__file__).parents[2] / "docs" / "mixture-of-experts.md"
 
 
@@ -59,7 +60,7 @@ def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         file = RESULTS / f"wire-experts-{name.replace(' ', '-')}.jsonl"
         with tempfile.TemporaryDirectory() as folder:
             plan = Path(folder) / "plan.json"
-            plan.write_text(json.dumps(vars(options)))
+            plan.write_text(json.dumps({name: getattr(options, name) for name in _OF_RANKS}))
             program = ["-m", "experiments.wires.experts", str(plan), str(file.absolute())]
             lines = lines_of(name, topology, program, file, _CASES)
         for line in lines:

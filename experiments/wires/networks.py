@@ -21,6 +21,23 @@ _BETWEEN = Fraction(1, 4)  # of the bandwidth inside hosts
 _SEED = 1  # of the random graph
 
 
+def cable(text: str) -> Fraction:
+    """The bandwidth in B/s that ``--mbits`` states in Mbit/s.
+
+    Raises:
+        argparse.ArgumentTypeError: not a number above 0.
+    """
+    try:
+        speed = Fraction(text) * 10**6 / 8
+    except (ValueError, ZeroDivisionError):
+        speed = Fraction(0)
+    if speed <= 0:
+        raise argparse.ArgumentTypeError(
+            f"a cable's Mbit/s are a number above 0, such as 50 or 12.5; got {text!r}"
+        )
+    return speed
+
+
 def _torus(speed: Fraction) -> Topology:
     return topologies.torus(2, 4, alpha=0, bandwidth=speed)  # type: ignore[arg-type]
 
@@ -100,11 +117,13 @@ def add_options(parser: argparse.ArgumentParser, usual: Sequence[str], least: in
         least: 0 where a benchmark has something to do without a network, else 1.
     """
     parser.add_argument("--networks", nargs="+" if least else "*", choices=NETWORKS, default=usual)
-    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+    parser.add_argument(
+        "--mbits", dest="speed", type=cable, default="50", metavar="MBITS",
+        help="of a cable, as 50 or 12.5 (%(default)s)",
+    )  # fmt: skip
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Topology]]:
     """Each network that the options name, with its name."""
-    speed = Fraction(options.mbits * 10**6, 8)
     for name in options.networks:
-        yield name, NETWORKS[name](speed)
+        yield name, NETWORKS[name](options.speed)

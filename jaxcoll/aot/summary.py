@@ -112,11 +112,6 @@ class Summary:
         return all(burst.together for burst in self.bursts)
 
     @property
-    def covered_kernels(self) -> int:
-        """Kernels that run while a permute is in flight."""
-        return sum(burst.kernels * burst.times for burst in self.bursts)
-
-    @property
     def covered_matmuls(self) -> int:
         """Matrix multiplications that run while a permute is in flight."""
         return sum(burst.matmuls * burst.times for burst in self.bursts)

@@ -43,6 +43,7 @@ from jaxcoll.cli.quantities import (
 from jaxcoll.cli.recognised import needs_network
 from jaxcoll.cli.schedules import (
     BUCKET,
+    MACHINES,
     OF_ROOTS,
     CollectiveNames,
     Groups,
@@ -520,7 +521,7 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
 @collective_argument
 @click.option("--size", type=SIZES, default=(BUCKET, 10**9), help="25MiB,1GB by default.")
 @click.option(
-    "--backend", type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
+    "--backend", type=click.Choice(MACHINES),
     help="JAX's backend; tpu for slices, else gpu.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")

@@ -18,6 +18,8 @@ from jaxcoll.cli.schedules import as_json, collective_argument
 from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 
 @click.command()
 @click.argument("machine", required=False)
@@ -59,6 +61,7 @@ def measured(machine, xla, date, page, seed, output, as_json) -> int:
 
 
 def _write_page(page: str, seed: int, as_json: bool) -> int:
+    """Write the page of predictions, with its figures; returns the exit code."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes, write_text
     from jaxcoll.validation.page import FIGURES, points
@@ -94,7 +97,7 @@ def table_facts(table) -> dict[str, Any]:
 
 
 def _curves(machine: str) -> tuple[list[str], dict[str, Any]]:
-    """Lines and facts of the curves of a machine."""
+    """The curves of a machine, as lines of text and as facts for JSON."""
     import jaxcoll as jc
 
     lines, facts = [f"{machine}: {jc.measured.machine_of(machine).said}"], []
@@ -113,6 +116,7 @@ def _curves(machine: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def _tell(as_json: bool, tables: list[dict], lines: list[str], facts: dict[str, Any]) -> int:
+    """Print tables and lines, or the tables and facts as JSON; returns the exit code."""
     if as_json:
         print_json(({"tables": tables} if tables else {}) | facts)
         return 0
@@ -148,16 +152,7 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     if plot is not None and os.path.splitext(plot)[1].lower() not in _PICTURES:
         raise click.UsageError(f"{plot!r} is to be a file that ends with {', '.join(_PICTURES)}")
     check_target(plot, "picture")
-    if network is None and log is None:
-        raise click.UsageError("say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE")
-    # Without NETWORK the collective stands in its place.
-    if log is not None and network is not None and (kind := meant(network)) is not None:
-        network, collective = None, kind.name
-    elif log is not None:
-        said, source = collective_of(log), click.get_current_context().get_parameter_source
-        if said is None and source("collective") is ParameterSource.DEFAULT:
-            raise click.UsageError(f"{log} does not say of which collective it is; name it")
-        collective = said or collective if network is None else collective
+    network, collective = _meant(network, collective, log)
     if network is None and any(completing.values()):
         raise click.UsageError(f"{NAMED} complete a FILE of a network; name that, too")
     built = completed_network(network, completing) if network is not None else _network_of(str(log))
@@ -180,7 +175,21 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     return 0
 
 
-_PICTURES = (".png", ".svg", ".pdf")
+def _meant(network: str | None, collective: str, log: str | None) -> tuple[str | None, str]:
+    """The network and the collective of the arguments; no network where the log says it."""
+    if log is None:
+        if network is None:
+            raise click.UsageError(
+                "say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE"
+            )
+        return network, collective
+    # If NETWORK is left out, the collective is the first argument, where NETWORK would be.
+    if network is not None and (kind := meant(network)) is not None:
+        return None, kind.name
+    said, source = collective_of(log), click.get_current_context().get_parameter_source
+    if said is None and source("collective") is ParameterSource.DEFAULT:
+        raise click.UsageError(f"{log} does not say of which collective it is; name it")
+    return network, collective if said is None or network is not None else said
 
 
 def _draw(found, path: str) -> None:
@@ -211,6 +220,7 @@ def _network_of(log: str):
 
 
 def _size_lines(row) -> list[str]:
+    """The lines of one size: the bound, measured times, the model, and the user's own time."""
     lines = [
         f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; "
         f"{100 * row.of_bound:.0f} % of that speed {'is' if row.reports else 'would be'} reached"
@@ -241,6 +251,7 @@ def _size_lines(row) -> list[str]:
 
 
 def _row_text(row, several: bool) -> str:
+    """A measured row between which times were read; with its ranks where ``several`` differ."""
     among = f" among {row.curve.ranks}" if several else ""
     return f"{time_text(row.seconds)} of {size_text(row.nbytes)}{among}"
 

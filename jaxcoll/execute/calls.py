@@ -235,8 +235,7 @@ class Call:
         """The collective, on the network that is stated or known."""
         groups, kind, op = checked_groups(self.groups, self.axes), self.kind, self.op
         # Only with the player's lowering are schedules timed as the player runs them.
-        may_play = self.lowering in ("auto", "links")
-        has_links = may_play and stated.may_play(self.axes, x.dtype, kind, op)
+        has_links = stated.may_play(self.axes, x.dtype, kind, op, self.lowering)
         return stated.place(kind, self.axes, groups, self.root, has_links)
 
     def chosen(self, x: jax.Array) -> tuple[Axes, primitives.Runs]:

@@ -68,11 +68,6 @@ class FoundTopology:
         return self.candidate.cost
 
     @property
-    def is_both_ways(self) -> bool:
-        """Whether every link has one that goes back."""
-        return bool(self.candidate.has & Has.BOTH_WAYS)
-
-    @property
     def has_parallel_links(self) -> bool:
         """Whether some links may be parallel."""
         return not self.candidate.has & Has.NO_PARALLEL

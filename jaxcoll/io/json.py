@@ -5,6 +5,9 @@ A file is one object whose ``format`` names its kind and version, for example
 floats; a rational that no float holds is the string ``"p/q"``. The same object always gives the
 same bytes.
 
+A schedule by orbits (``jaxcoll.orbit-schedule/1``) is the schedule of one rank's shard, and the
+generators of the translations that move it.
+
 Files are not trusted. A ``FormatError`` refuses text that is truncated, too large or too deep,
 repeated or unknown keys, NaN or infinity, numbers of the wrong type, and anything that
 ``Topology``, ``Collective`` or ``Schedule`` would refuse.
@@ -27,6 +30,7 @@ from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.links import canonical_order, exact_column
 from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics.rational import fits_float
+from jaxcoll.orbits import OrbitSchedule, Translations
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology, connected
@@ -34,6 +38,10 @@ from jaxcoll.topology import Topology, connected
 TOPOLOGY = "jaxcoll.topology/1"
 COLLECTIVE = "jaxcoll.collective/1"
 SCHEDULE = "jaxcoll.schedule/1"
+ORBIT_SCHEDULE = "jaxcoll.orbit-schedule/1"
+
+# What a file of this format holds.
+Written = Topology | Collective | Schedule | OrbitSchedule
 
 # Limits that do not depend on the size of the file: vertices of a network, and the ranks and chunks
 # of a collective without a schedule.
@@ -42,19 +50,17 @@ MAX_RANKS = 2**20
 MAX_CHUNKS = 2**26
 
 
-def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None:
+def save(path: str | os.PathLike, obj: Written) -> None:
     """Write ``dumps(obj)``, all or nothing. Raises an OSError if it cannot be written."""
     write_text(path, dumps(obj))
 
 
-def load(
-    path: str | os.PathLike, *, max_bytes: int = MAX_BYTES
-) -> Topology | Collective | Schedule:
+def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Written:
     """The object that ``save`` has written; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
-def dumps(obj: Topology | Collective | Schedule) -> str:
+def dumps(obj: Written) -> str:
     """An object as JSON text, one line per field.
 
     Raises:
@@ -68,17 +74,19 @@ def dumps(obj: Topology | Collective | Schedule) -> str:
         fields = _write_collective(obj)
     elif isinstance(obj, Schedule):
         fields = _write_schedule(obj)
+    elif isinstance(obj, OrbitSchedule):
+        fields = _write_orbit_schedule(obj)
     else:
         raise FormatError(
-            f"expected a Topology, Collective or Schedule, got {type(obj).__name__}; "
-            f"other objects have no JSON form"
+            f"expected a Topology, Collective, Schedule or OrbitSchedule, got "
+            f"{type(obj).__name__}; other objects have no JSON form"
         )
     compact = {"separators": (",", ":"), "allow_nan": False}
     lines = [f"{json.dumps(key)}: {json.dumps(value, **compact)}" for key, value in fields.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def loads(text: str) -> Topology | Collective | Schedule:
+def loads(text: str) -> Written:
     """The object that ``dumps`` has written.
 
     Raises:
@@ -319,8 +327,32 @@ def _read_edges(value: object, where: str) -> Edges:
     return Edges(*columns)
 
 
-_READERS: dict[str, Callable[[object], Topology | Collective | Schedule]] = {
+def _write_orbit_schedule(schedule: OrbitSchedule) -> dict:
+    return {
+        "format": ORBIT_SCHEDULE,
+        "translations": schedule.translations.generators.tolist(),
+        "orbit": _write_schedule(schedule.orbit),
+    }
+
+
+def _read_orbit_schedule(value: object, where: str = "orbit schedule") -> OrbitSchedule:
+    fields = readers.Fields(value, where)
+    fields.take("format", readers.exactly(ORBIT_SCHEDULE))
+    images = fields.take("translations", readers.list_of(readers.column(readers.INT32)))
+    orbit = fields.take("orbit", _read_schedule)
+    fields.end()
+    vertices = orbit.topology.num_vertices
+    if {len(image) for image in images} - {vertices}:
+        raise FormatError(
+            f"{where}.translations must have rows of {vertices} vertices, as the network has"
+        )
+    generators = np.asarray(images, np.int32).reshape(-1, vertices)
+    return OrbitSchedule(orbit, Translations(orbit.topology, generators))
+
+
+_READERS: dict[str, Callable[[object], Written]] = {
     TOPOLOGY: _read_topology,
     COLLECTIVE: _read_collective_alone,
     SCHEDULE: _read_schedule,
+    ORBIT_SCHEDULE: _read_orbit_schedule,
 }

@@ -29,6 +29,7 @@ from jaxcoll.simulation.link_models import (
     link_model,
 )
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
+from jaxcoll.simulation.orbits import OrbitTimeline
 from jaxcoll.simulation.schedules import simulate, steady_seconds, sum_orders
 from jaxcoll.simulation.timeline import PACKETS, WHOLE, Clock, Framing, Timeline
 from jaxcoll.simulation.together import Together, simulate_together
@@ -48,6 +49,7 @@ __all__ = [
     "MessageTimes",
     "NativeCost",
     "NetworkTree",
+    "OrbitTimeline",
     "Timeline",
     "Together",
     "link_model",

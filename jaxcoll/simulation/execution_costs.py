@@ -312,6 +312,19 @@ _GPU = ExecutionCosts(
     source="H100 data sheet, compiled programs, and about 10 us per NCCL launch; not measured",
 )
 
+# The same GPUs if schedules are played over links (``execute.links``): rows are sent from where
+# they are, in queues that do not wait for each other, and a step of a queue is one launch. Nobody
+# has measured it between GPUs; on one GPU that four processes share, over the loopback, a step took
+# 40 us.
+_GPU_LINKS = dataclasses.replace(
+    _GPU,
+    permute=0.0,
+    copied=0.0,
+    order=LINKS,
+    native_order=STEPS,
+    source="as for groups of NCCL, without copies and with a launch per step; not measured",
+)
+
 # Compiled programs show a start and a done per permute and a barrier per step, two copies and one
 # addition; the bytes are those of the 2.765 TB/s of a v5p. The latencies are only of the right
 # magnitude: nobody has measured them here.
@@ -328,7 +341,7 @@ _TPU = ExecutionCosts(
 
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
 # The costs by the names that arguments may give.
-_NAMED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS}
+_NAMED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS, "gpu-links": _GPU_LINKS}
 MACHINES = tuple(_NAMED)
 
 
@@ -336,8 +349,10 @@ def shipped_costs(backend: str, processes: int, has_links: bool = False) -> Exec
     """The costs shipped for a backend of ``BACKENDS`` with a number of processes.
 
     Args:
-        has_links: whether schedules between processes on CPUs are played over links.
+        has_links: whether schedules are played over links, between processes on CPUs or on GPUs.
     """
+    if backend == "gpu" and has_links:
+        return _GPU_LINKS
     if backend == "cpu" and processes > 1:
         return _LINKS if has_links else _PROCESSES
     return _SHIPPED[backend]
@@ -348,8 +363,9 @@ def costs_of(
 ) -> ExecutionCosts | None:
     """The costs that an argument ``execution=`` stands for: given costs, or those of a backend.
 
-    "processes" stands for the costs shipped for CPUs with one process each, and "links" for those
-    of such processes if the lowering "links" plays schedules.
+    "processes" stands for the costs shipped for CPUs with one process each, "links" for those of
+    such processes if the lowering "links" plays schedules, and "gpu-links" for those of GPUs if it
+    does.
 
     Raises:
         error: the argument is neither costs nor the name of a backend.

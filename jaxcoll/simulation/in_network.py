@@ -22,9 +22,9 @@ from jaxcoll.kinds import ALL_GATHER, KINDS, Holder, those
 from jaxcoll.links.capable_switches import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.simulation.durations import check_request
 from jaxcoll.simulation.link_models import LinkModel
 from jaxcoll.simulation.messages import Message, MessageTimes, multicast, simulate_messages
-from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
 from jaxcoll.trees import TreeFlow
 

@@ -21,8 +21,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation import kernels
+from jaxcoll.simulation.durations import durations, framed
 from jaxcoll.simulation.link_models import LinkModel, link_model
-from jaxcoll.simulation.schedules import durations, framed
 from jaxcoll.simulation.timeline import Clock, Framing
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

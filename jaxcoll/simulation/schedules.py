@@ -12,6 +12,7 @@ without any floats, tells whether it does.
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import overload
 
 import numpy as np
 
@@ -19,18 +20,21 @@ from jaxcoll.collective import common_parts
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
+from jaxcoll.simulation.durations import check_request, distinct, durations, framed
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.execution_order import flows_of
 from jaxcoll.simulation.fair_flows import run_in_order
-from jaxcoll.simulation.link_models import Durations, LinkModel, link_model
+from jaxcoll.simulation.link_models import Durations, LinkModel
+from jaxcoll.simulation.orbits import OrbitTimeline, simulate_orbit
 from jaxcoll.simulation.timeline import Clock, Framing, Timeline
-from jaxcoll.topology import Topology
 
 _ZERO = Fraction(0)
 
 
+@overload
 def simulate(
     schedule: Schedule,
     nbytes: Number,
@@ -38,7 +42,23 @@ def simulate(
     framing: Framing | None = None,
     *,
     execution: ExecutionCosts | str | None = None,
-) -> Timeline:
+) -> Timeline: ...
+
+
+@overload
+def simulate(
+    schedule: OrbitSchedule, nbytes: Number, model: str | LinkModel = "astra"
+) -> OrbitTimeline: ...
+
+
+def simulate(
+    schedule: Schedule | OrbitSchedule,
+    nbytes: Number,
+    model: str | LinkModel = "astra",
+    framing: Framing | None = None,
+    *,
+    execution: ExecutionCosts | str | None = None,
+) -> Timeline | OrbitTimeline:
     """Run a schedule on its topology, every message as early as its links and chunks allow.
 
     A message waits for the chunks it carries (all arrivals of earlier steps), and leaves after the
@@ -46,7 +66,8 @@ def simulate(
     between steps.
 
     Args:
-        schedule: a schedule; one that ``verify`` would refuse is timed all the same.
+        schedule: a schedule; one that ``verify`` would refuse is timed all the same. One by orbits
+            is timed by one rank's messages, without framing and execution.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
         framing: headers of packets or messages, which take bandwidth, too; none when omitted.
@@ -58,9 +79,17 @@ def simulate(
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or
             returns forbidden times (``LinkModel``), or a collective of millions of chunks has fewer
-            sends than it needs (``Schedule.check_claims``).
+            sends than it needs (``Schedule.check_claims``); framing or execution for a schedule by
+            orbits.
     """
-    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.instance(schedule, (Schedule, OrbitSchedule), "schedule", ScheduleError)
+    if isinstance(schedule, OrbitSchedule):
+        if framing is not None or execution is not None:
+            raise ScheduleError(
+                f"framing and execution are not counted for {schedule}; leave them out, or "
+                f"simulate schedule.expand()"
+            )
+        return simulate_orbit(schedule, nbytes, model)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     costs = costs_of(execution, ScheduleError)
     size, by = check_request(nbytes, model)
@@ -151,12 +180,6 @@ def _queues(
     return kernels.Queues(ptr, have, get, needed, dst, queue_ptr, queue, out_ptr, out)
 
 
-def check_request(nbytes: Number, model: str | LinkModel) -> tuple[Fraction, LinkModel]:
-    """The bytes as a rational, and the link model; refuses what cannot be simulated."""
-    by = link_model(model)
-    return as_fraction(checks.nbytes(nbytes, ScheduleError)), by
-
-
 def _durations(
     schedule: Schedule,
     size: Fraction,
@@ -185,7 +208,7 @@ def message_sizes(
         weights = np.diff(schedule.message_ptr) * weight[0]
     else:
         weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
-    sizes, which, _ = _distinct(weights, int(weights.max(initial=0)) + 1)
+    sizes, which, _ = distinct(weights, int(weights.max(initial=0)) + 1)
     return framed([size * int(w) / total for w in sizes], framing), which
 
 
@@ -209,55 +232,6 @@ def _packet_by_packet(found: Durations, hop_ptr: np.ndarray) -> Durations:
     size[case.ravel()] = found.case
     nbytes = [found.nbytes[k] for k in size.tolist()]
     return found._replace(case=case.ravel().astype(np.int32), nbytes=nbytes, busy=busy, delay=delay)
-
-
-def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
-    """The bytes on a link for messages with ``nbytes`` bytes."""
-    return nbytes if framing is None else [framing.on_link(size) for size in nbytes]
-
-
-def durations(
-    topology: Topology,
-    nbytes: list[Fraction],
-    which: np.ndarray,
-    hop_link: np.ndarray,
-    model: LinkModel,
-) -> Durations:
-    """The clock, the case of each hop, and how long a case takes.
-
-    Args:
-        nbytes: the distinct sizes in bytes.
-        which: index of each hop's size; any number if there is only one size.
-        hop_link: link of each hop.
-    """
-    speeds, speed_of_link = topology.speeds
-    space = len(nbytes) * len(speeds)
-    case = speed_of_link.astype(np.int32)[hop_link]
-    if len(nbytes) > 1:
-        case = which.astype(np.int64) * len(speeds) + case
-    used, case, hops = _distinct(case, space)
-    case = case.astype(np.int32, copy=False)  # the type for which kernels are compiled ahead
-    # A case is a size on links of a speed. Exact arithmetic on fractions is slow, and a schedule
-    # has few different sizes and speeds, so it is done once per pair; hops are integers from there
-    # on.
-    cases = []
-    for size, speed in (divmod(int(c), len(speeds)) for c in used):
-        alpha, bandwidth = speeds[speed]
-        cases.append((nbytes[size], nbytes[size] / bandwidth, alpha))
-    return model.durations(cases, case, hops.tolist())
-
-
-def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct values in 0..space-1, the index of each, and counts; by counting if cheaper."""
-    if space > 2 * len(values) + 1024:
-        return np.unique(values, return_inverse=True, return_counts=True)
-    counts = np.bincount(values, minlength=space)
-    used = np.flatnonzero(counts)
-    if len(used) == space:
-        return used, values, counts
-    index = np.zeros(space, np.int32)
-    index[used] = np.arange(len(used))
-    return used, index[values], counts[used]
 
 
 def steady_seconds(schedule: Schedule) -> Fraction:

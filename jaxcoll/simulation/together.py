@@ -20,8 +20,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
+from jaxcoll.simulation.durations import check_request, durations
 from jaxcoll.simulation.link_models import LinkModel
-from jaxcoll.simulation.schedules import check_request, durations, message_sizes
+from jaxcoll.simulation.schedules import message_sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, Mesh
 from jaxcoll.errors import AssumptionWarning, TopologyError
 from jaxcoll.mesh import reorder
 from jaxcoll.numerics import checks
+from tensorstate.collective_costs import CollectiveCostModel, ScheduleCosts
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CollectiveCostModel, ScheduleCosts
 
 
 def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> Mesh:

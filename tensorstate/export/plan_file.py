@@ -15,12 +15,13 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import named, shown
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import partition_specs
-from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, LoopForm, Phase
 from tensorstate.ir.placements import MIN, MeshShape, divides_evenly
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext

@@ -22,16 +22,11 @@ from jaxcoll.io import dumps as dump_network
 from jaxcoll.io import loads as load_network
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
+from tensorstate.collective_costs import AlphaBetaCosts, CollectiveCostModel, ScheduleCosts
 from tensorstate.cost.cost import SearchOptions
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.export.plan_file import Leaf, OperatorKey, PlanFile
-from tensorstate.hardware import (
-    HARDWARE,
-    AlphaBetaCosts,
-    CollectiveCostModel,
-    Hardware,
-    ScheduleCosts,
-)
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.graph import Phase
 from tensorstate.ir.jaxprs import axis_names
 from tensorstate.ir.placements import MeshShape, Placements

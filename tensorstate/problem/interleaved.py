@@ -176,7 +176,7 @@ class _Interleaving:
     def _computed_for(
         self, between: set[int], forward: Sequence[Operator], backward: Sequence[Operator]
     ) -> set[int]:
-        """Cheap operators along the batch, such as one-hot labels, for the part between alone."""
+        """Cheap operators along the batch, as of one-hot labels, read only by the part between."""
         reading = self._depending_on((*forward, *backward))
         found: set[int] = set()
         for operator in reversed(self.graph.operators):

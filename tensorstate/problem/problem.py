@@ -29,8 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics import checks
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import (
     MOST_DEVICES,

@@ -19,9 +19,9 @@ import numpy as np
 
 from jaxcoll.aot.hlo import Instruction, Module, parse, permuted_pairs, replica_groups
 from jaxcoll.kinds import kind_of, names_in
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.units import seconds

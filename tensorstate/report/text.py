@@ -21,12 +21,9 @@ from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.parallelism import parallelism_name, sentence
 from tensorstate.report.units import seconds, size
 
-# Of a kind of activations: the least part of its bytes that is listed, and the most lines.
+# Placements of one kind of activations are listed from this share of its bytes on, up to so many.
 MIN_LISTED, MOST_LISTED = 0.1, 3
-WIDTH = 120  # of the lines above them
-
-# ---------------------------------------------------------------------- the text of a plan
-
+WIDTH = 120  # columns at which other lines are wrapped
 
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
@@ -198,29 +195,30 @@ def _remarks(problem: Problem, result: SearchResult) -> list[str]:
     ] + remarks
 
 
+def _heading(problem: Problem, reshard: ReshardPlan) -> str | None:
+    """The heading under which tensors are listed; ``None`` if they do not outlive their pass."""
+    group = problem.tensor_groups[reshard.group]
+    phase = problem.node(group.class_id).phase
+    if group.is_input:
+        if reshard.loop_resident is not None:
+            return "gathered copies resident through the microbatch loop"
+        return None if reshard.saved is None else f"gathered copies {reshard.keeping.said}"
+    if phase == "forward":
+        is_kept = reshard.keeping.reruns or reshard.saved is not None
+        return f"activations {reshard.keeping.said}" if is_kept else None
+    readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
+    if phase == "backward" and any(problem.node(r).phase == "optimizer" for r in readers):
+        is_summed = reshard.loop_resident is not None
+        return "gradients, summed over microbatches" if is_summed else "gradients"
+    return None
+
+
 def _activations(problem: Problem, result: SearchResult) -> list[str]:
+    """The tensors that live between passes, by heading, with the placements of most bytes."""
     groups: dict[str, list[ReshardPlan]] = defaultdict(list)
     for reshard in result.cost.reshards:
-        group = problem.tensor_groups[reshard.group]
-        phase = problem.node(group.class_id).phase
-        if group.is_input:
-            if reshard.loop_resident is not None:
-                groups["gathered copies resident through the microbatch loop"].append(reshard)
-            elif reshard.saved is not None:
-                groups[f"gathered copies {reshard.keeping.said}"].append(reshard)
-        elif phase == "forward":
-            if reshard.keeping.reruns or reshard.saved is not None:
-                groups[f"activations {reshard.keeping.said}"].append(reshard)
-        elif phase == "backward" and any(
-            d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
-            for d in group.consumer_classes
-        ):
-            summed = (
-                "gradients"
-                if reshard.loop_resident is None
-                else "gradients, summed over microbatches"
-            )
-            groups[summed].append(reshard)
+        if (heading := _heading(problem, reshard)) is not None:
+            groups[heading].append(reshard)
     # Of each kind the placements that hold most bytes. A deep model has hundreds of tensors in few
     # placements, of which the small ones (norms, biases) say nothing.
     lines = []

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from jaxcoll.kinds import kind_of
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.cost.cost import (
     Infeasible,
     SearchOptions,
@@ -28,7 +29,7 @@ from tensorstate.cost.cost import (
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.deadline import LEAST_SECONDS, OutOfTime, is_over, remaining_time
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem

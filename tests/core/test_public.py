@@ -22,7 +22,8 @@ FOLDERS = ("aot", "draw", "execute", "executors", "finder", "io", "optax", "page
 MODULES = (
     *("bounds", "calibration", "compact", "comparison", "contest", "errors"),
     *("expectation", "grid"),
-    *("measured", "mesh", "paths", "prove", "schedule", "simulation", "trees", "validation"),
+    *("measured", "mesh", "orbits", "paths", "prove", "schedule", "simulation", "trees"),
+    "validation",
 )
 MOVED = [(name, f"jaxcoll.{module}") for module, names in jc._MOVED.items() for name in names]
 

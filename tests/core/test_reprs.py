@@ -37,6 +37,7 @@ def values(tmp_path_factory) -> dict[str, object]:
     columns_of_a_line: Any = (range(6), range(1, 7), [1e-6] * 6, [1e9] * 6)
     line = jc.Topology(7, *columns_of_a_line, allow_unreachable=True)
     candidate = Candidate("ring", schedule, 1e-3)
+    orbit = jc.synthesize_orbit(topology, "all_to_all", chunks=1)
     listed = [
         topology,
         schedule,
@@ -65,6 +66,10 @@ def values(tmp_path_factory) -> dict[str, object]:
         execute.Probe(topology, ("rank 3 to rank 7: 9.8 of 50 Mbit/s",) * 9, np.ones(16), 3.2),
         next(jc.compare(topology, "all_gather", [1e6], synthesizers=["ring"])),
         jc.calibration.Calibration(topology, (), (), 12),
+        orbit,
+        orbit.sends_of(5),
+        orbit.translations,
+        jc.simulate(orbit, 1e6),
         jc.synthesize_compact(topology, tmp_path_factory.mktemp("compact") / "s"),
     ]
     return {type(value).__name__: value for value in listed}
@@ -72,7 +77,7 @@ def values(tmp_path_factory) -> dict[str, object]:
 
 def test_each_public_class_is_among_them(values):
     faces = [jc, jc.bounds, jc.calibration, jc.comparison, jc.execute, jc.grid, capable_switches]
-    faces += [jc.mesh, jc.paths, jc.schedule, jc.simulation, jc.trees]
+    faces += [jc.mesh, jc.orbits, jc.paths, jc.schedule, jc.simulation, jc.trees]
     public = (getattr(face, name) for face in faces for name in face.__all__)
     classes = {c.__name__ for c in public if inspect.isclass(c) and not issubclass(c, Exception)}
     # An Optimality is five facts and a LinkModel a name and a law, none of which says how large it

@@ -18,6 +18,7 @@ import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import (
     MARGIN,
     MARGIN_IN_ORDER,
@@ -25,9 +26,12 @@ from jaxcoll.execute.choice.cheapest import (
     margin_of,
     taken,
 )
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.primitives import Native
 from jaxcoll.simulation import ExecutionCosts
 from jaxcoll.simulation.execution_costs import costs_of, shipped_costs
+from jaxcoll.simulation.execution_order import LINKS
+from jaxcoll.synth.native import lax_seconds
 from jaxcoll.tune.in_use import use
 from tests.execute.harness import integers, mesh_of, sharded
 
@@ -389,3 +393,40 @@ def test_charges_that_nobody_measured_take_a_wider_margin():
     processes = costs_of("processes")
     assert processes is not None
     assert (margin_of(processes, hosts), margin_of(processes, None)) == (MARGIN_IN_ORDER, MARGIN)
+
+
+def test_played_links_of_gpus_have_a_price_of_their_own():
+    """Each link works by itself and nothing is copied, but NCCL's own collectives cost the same."""
+    groups, played, hosts = costs_of("gpu"), costs_of("gpu-links"), topologies.dgx_h100(2)
+    assert groups is not None
+    assert played is not None
+    assert (shipped_costs("gpu", 1), shipped_costs("gpu", 1, has_links=True)) == (groups, played)
+    assert (played.order, played.of_native.order) == (LINKS, groups.order)
+    what = Collective("all_reduce", 16)
+    assert lax_seconds(hosts, what, 1e9, played) == lax_seconds(hosts, what, 1e9, groups)
+    schedule = jc.synthesize(hosts, "all_reduce", "forestcoll", chunks=16)
+    times = [jc.simulate(schedule, 1e9, execution=each).time for each in (groups, played)]
+    assert times[1] < 0.7 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("platform", "lowering", "plays"),
+    [
+        ("cuda", "links", True),
+        ("cuda", "auto", False),
+        ("cuda", "ssa", False),
+        ("tpu", "links", False),
+    ],
+)
+def test_gpus_play_links_only_where_a_call_names_them(monkeypatch, platform, lowering, plays):
+    asked = []
+
+    def refusal(dtype, op, axes, is_gpu):
+        asked.append(is_gpu)
+        return ""
+
+    monkeypatch.setattr(stated.links, "refusal", refusal)
+    monkeypatch.setattr(stated.jax_internals, "platform", lambda: platform)
+    axes = Axes(("i",), (4,), ("i",), ("i",))
+    found = stated.may_play(axes, jnp.dtype("float32"), "all_reduce", "sum", lowering)
+    assert (found, asked) == (plays, [True] * plays)

@@ -15,7 +15,7 @@ from jaxcoll import Collective, Schedule, Topology, simulate, synthesize, topolo
 from jaxcoll.errors import ScheduleError
 from jaxcoll.paths import shortest_routes
 from jaxcoll.simulation import MODELS, kernels
-from jaxcoll.simulation.schedules import _distinct
+from jaxcoll.simulation.durations import distinct
 from tests.simulation.replay import replay
 from tests.strategies import families, grids, schedules
 from tests.strategies import topologies as networks
@@ -267,7 +267,7 @@ def test_few_values_among_many_take_no_table_of_all():
     """A million cases of a size and a speed, of which three occur: their own bytes, not a table."""
     values = np.array([10**6, 3, 10**6, 0])
     tracemalloc.start()
-    used, which, counts = _distinct(values, 10**6 + 1)
+    used, which, counts = distinct(values, 10**6 + 1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**5

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from tensorstate.hardware import AlphaBetaCosts, Hardware
+from tensorstate.collective_costs import AlphaBetaCosts
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.node_strategies import Strategy

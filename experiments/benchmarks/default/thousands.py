@@ -1,10 +1,11 @@
-"""The default at 256, 1,024 and 4,096 ranks: time over the bound, CPU seconds and memory.
+"""The default at 256 to 16,384 ranks: time over the bound, CPU seconds and memory.
 
 A row for every network, collective and size, printed as it comes, each in a process of its own: the
 memory is the most that the process ever had. CPU seconds are those of ``jc.synthesize``, with its
 proof. A case that is refused, or killed, or takes more than its seconds on the clock, has a row
-that says so. ``--record`` adds the rows to ``thousands.json``, each as it comes, and writes the
-table of ``docs/thousands.md``.
+that says so. With ``--orbits`` schedules are those of ``jc.synthesize_orbit``, by the sends of one
+rank, and the rows are of another table. ``--record`` adds the rows to ``thousands.json``, each as
+it comes, and writes the table of ``docs/thousands.md``.
 """
 
 from __future__ import annotations
@@ -28,30 +29,37 @@ from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
+from jaxcoll.synth.orbits import synthesize_orbit
 from jaxcoll.topology import Topology
 
-RANKS = (256, 1024, 4096)
+RANKS = (256, 1024, 4096, 16384)
+_SIDES = {256: (4, 8, 8), 1024: (8, 8, 16), 4096: (16, 16, 16), 16384: (16, 32, 32)}
+_LEVELS = {256: 4, 1024: 5, 4096: 6, 16384: 7}
 NETWORKS: Mapping[str, Callable[[int], Topology]] = {
     "dgx-h100": lambda n: topologies.dgx_h100(n // 8),
     "dgx-a100": lambda n: topologies.dgx_a100(n // 8),
     "rails": lambda n: topologies.multi_rail(n // 8, 8),
     "torus-2d": lambda n: topologies.torus(round(n**0.5), round(n**0.5)),
     "torus-unequal": lambda n: topologies.torus(round(n**0.5) // 2, round(n**0.5) * 2),
+    "torus-3d": lambda n: topologies.torus(*_SIDES[n]),
     "dragonfly": lambda n: topologies.dragonfly(round(n**0.5), round(n**0.5)),
-    "fat-tree": lambda n: topologies.fat_tree(4, {256: 4, 1024: 5, 4096: 6}[n]),
+    "fat-tree": lambda n: topologies.fat_tree(4, _LEVELS[n]),
 }
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce")
 CASE = ("network", "ranks", "collective", "size")
 SIZES = {"1 KiB": 2**10, "1 MiB": 2**20, "64 MiB": 2**26, "1 GiB": 2**30}
 
 
-def measure(network: str, ranks: int, kind: str, size: str) -> dict[str, Any]:
+def measure(
+    network: str, ranks: int, kind: str, size: str, by_orbits: bool = False
+) -> dict[str, Any]:
     """The row of one case, in this process."""
     topology, nbytes = NETWORKS[network](ranks), SIZES[size]
+    make = synthesize_orbit if by_orbits else synthesize
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", SearchWarning)
         try:
-            schedule, spent = cpu_timed(lambda: synthesize(topology, kind, nbytes=nbytes))
+            schedule, spent = cpu_timed(lambda: make(topology, kind, nbytes=nbytes))
         except JaxcollError as error:
             return {"refused": str(error)[:100]}
     seconds = simulate(schedule, nbytes).time
@@ -60,7 +68,7 @@ def measure(network: str, ranks: int, kind: str, size: str) -> dict[str, Any]:
     return {
         "/ bound": seconds / least,
         "us": seconds * 1e6,
-        "took": chosen_by_auto(schedule),
+        "took": chosen_by_auto(schedule) or schedule.provenance.synthesizer,
         "chunks": schedule.collective.chunks_per_shard,
         "CPU s": spent,
         "GiB": peak / 2**30,
@@ -79,7 +87,10 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     )
     for case in cases:
         command = [sys.executable, "-m", __spec__.name, *map(str, case)]
-        row = dict(zip(CASE, case, strict=True))
+        row: dict[str, Any] = dict(zip(CASE, case, strict=True))
+        if options.orbits:
+            command.append("orbits")
+            row["by_orbits"] = True
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=options.seconds, check=True
@@ -102,11 +113,15 @@ def recorded(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         known = json.loads(path.read_text())["rows"] if path.exists() else {}
         # In the order of the options, whatever was measured first.
         ordered = sorted([*known.values(), row], key=_place)
-        found = {" ".join(str(each[part]) for part in CASE): each for each in ordered}
+        found = {_name(each): each for each in ordered}
         record = {"machine": describe_machine(), "rows": found}
         write_text(path, json.dumps(record, indent=1) + "\n")
         recording.write()
         yield row
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return " ".join(str(row[part]) for part in CASE) + " by orbits" * row.get("by_orbits", False)
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
@@ -125,6 +140,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["64 MiB"])
     parser.add_argument("--seconds", type=float, default=600.0, help="of a row (%(default)s)")
+    parser.add_argument("--orbits", action="store_true", help="by jc.synthesize_orbit")
     parser.add_argument("--record", action="store_true", help="also for docs/thousands.md")
     options = parser.parse_args(argv)
     measured = rows(options)
@@ -132,5 +148,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _network, _ranks, _kind, _size = sys.argv[1:]
-    print(json.dumps(measure(_network, int(_ranks), _kind, _size)))
+    _network, _ranks, _kind, _size, *_how = sys.argv[1:]
+    print(json.dumps(measure(_network, int(_ranks), _kind, _size, bool(_how))))

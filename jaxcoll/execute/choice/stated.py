@@ -147,17 +147,22 @@ def has_links() -> bool:
     return jax.process_count() > 1 and not isinstance(engine.library(), str)
 
 
-def may_play(axes: Axes, dtype, kind: str, op: str) -> bool:
-    """Whether a call that is being traced can be played over links, between processes on CPUs.
+def may_play(axes: Axes, dtype, kind: str, op: str, lowering: str = "auto") -> bool:
+    """Whether a call that is being traced can be played over links.
 
     Args:
         dtype: dtype of the numbers that are sent.
         op: as for ``primitives.bind``.
+        lowering: that the call names: on GPUs only "links" is played, between processes on CPUs
+            also what is left open.
     """
-    if jax_internals.platform() != "cpu" or not has_links():
+    is_gpu = backend_of(jax_internals.platform()) == "gpu"
+    if lowering != "links" and (is_gpu or lowering != "auto"):
+        return False
+    if not is_gpu and (jax_internals.platform() != "cpu" or not has_links()):
         return False
     combine = primitives.OPS[op] if kind_of(kind).adds else None
-    return not links.refusal(dtype, combine, axes)
+    return not links.refusal(dtype, combine, axes, is_gpu)
 
 
 def lowering_of(lowering: str, runs: primitives.Runs, axes: Axes, dtype, op: str) -> str:

@@ -63,12 +63,20 @@ class LinkedSends:
     next_ptr: np.ndarray
     following: np.ndarray
 
+    def steps(self, order: np.ndarray, links: int) -> np.ndarray:
+        """The fewest steps in which sends start in an order; the step of each send, int64.
+
+        Args:
+            order: the sends, each after those that it waits for.
+            links: number of links.
+        """
+        waits = (self.next_ptr, self.following)
+        return steps_in_order(_steps_of, order, self.edge, self.edges.first_link, links, *waits)
+
     def at(self, begin: np.ndarray, topology: Topology, collective: Collective) -> Schedule:
         """The schedule, with the fewest steps, in which sends start in the order of ``begin``."""
         order = np.argsort(begin, kind="stable")
-        waits = (self.next_ptr, self.following)
-        first_link, links = self.edges.first_link, topology.num_links
-        step = steps_in_order(_steps_of, order, self.edge, first_link, links, *waits)
+        step = self.steps(order, topology.num_links)
         return Schedule.from_sends(
             topology,
             collective,

@@ -83,6 +83,7 @@ class Bfb(Synthesizer):
     nbytes: Number | None = None
 
     name: ClassVar[str] = "bfb"
+    orders_links: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True
     send_work: ClassVar[float] = IN_BLOCKS
 

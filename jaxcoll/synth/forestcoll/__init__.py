@@ -98,6 +98,7 @@ class ForestColl(Synthesizer):
     phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
+    orders_links: ClassVar[bool] = True
     takes_shares: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     put_off: ClassVar[float] = SOON

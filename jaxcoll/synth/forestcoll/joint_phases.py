@@ -24,7 +24,7 @@ from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import Scaling, least_scale
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule

@@ -9,6 +9,7 @@ well, which is twice as much along the rail.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.paths import shortest_routes
+from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
     IN_BLOCKS,
@@ -31,6 +32,9 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.topology import Topology
 
 _FEW_RANKS = 64
+# Times of the usual time per shard beyond which a rail is slow; and the part of the shards that
+# would take it as long as others that it keeps, as the last one takes it longer.
+_SLOW, _KEPT = 1.01, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,9 @@ class RailGather(Synthesizer):
     a gather within hosts (``HierarchicalRing``) every rank sends all shards of its host. Shards
     arrive in the order of hosts, and go to the other ranks of the host in ``parts`` messages each,
     while later ones are on their way. Every shard takes two messages, however many hosts there are.
+
+    Where a rank's link to the network is slower than usual, or its link within the host too slow to
+    pass on what its rail brings, the other ranks of the host carry its shards in turn.
 
     Attributes:
         parts: number of messages in which a rank passes on the shards of its rail. With more parts
@@ -83,34 +90,125 @@ class RailGather(Synthesizer):
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the {n} of "
                 f"{topology}; give another inner="
             )
-        # Numbers have 32 bits, since thousands of ranks have tens of millions of sends.
-        hosts, rank = n // inner, np.arange(n, dtype=np.int32)
-        ahead = np.arange(1, hosts, dtype=np.int32)[:, None] * inner
-        along = [np.broadcast_to(rank, (hosts - 1, n)).ravel(), ((rank + ahead) % n).ravel()]
-        beside = np.arange(1, inner, dtype=np.int32)[:, None]
-        within = [
-            np.broadcast_to(rank, (inner - 1, n)).ravel(),
-            (rank // inner * inner + (rank + beside) % inner).ravel(),
-        ]
-        src, dst = (np.concatenate(ends) for ends in zip(along, within, strict=True))
-        edges = shortest_routes(topology, src, dst)
-        # The shards of a rank, by the distance of the owner's host behind it: its own shard goes
-        # first.
-        behind = np.arange(hosts, dtype=np.int32)[:, None]
-        part = np.where(behind == 0, 0, 1 + (behind - 1) * self.parts // max(hosts - 1, 1))
-        first = len(along[0])
-        count = len(within[0])
-        owner = ((within[0] - behind * inner) % n).ravel()
-        step = np.concatenate([np.zeros(first, np.int32), np.repeat(part.ravel(), count)])
-        edge = np.concatenate(
-            [
-                np.arange(first, dtype=np.int32),
-                np.tile(np.arange(first, first + count, dtype=np.int32), hosts),
-            ]
-        )
-        owner = np.concatenate([along[0], owner])
+        rails = _Rails(topology, n // inner, inner)
+        step, edge, owner = _by_rails(rails, self.parts)
+        if rails.detours.any():
+            kept = ~rails.is_detour(edge, owner)
+            more = _by_carriers(rails, self.parts)
+            step, edge, owner = (
+                np.concatenate([column[kept], added])
+                for column, added in zip((step, edge, owner), more, strict=True)
+            )
+        edges = rails.edges
         chunks = collective.chunks_per_shard
         if chunks > 1:
             step, edge, owner = (np.repeat(column, chunks) for column in (step, edge, owner))
         chunk = owner * np.int32(chunks) + np.arange(len(owner), dtype=np.int32) % np.int32(chunks)
         return Schedule.from_sends(topology, collective, step, edge, chunk, edges=edges)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rails:
+    """Connections along rails and within hosts, and the shards that take another rank's rail.
+
+    Edge ``(d - 1) ranks + r`` joins rank r to the rank of its index d hosts ahead; those after
+    ``first`` join r to the other ranks of its host, ``first + (k - 1) ranks + r`` to the k-th
+    ahead.
+    """
+
+    topology: Topology
+    hosts: int
+    inner: int
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.inner
+
+    @property
+    def first(self) -> int:
+        """Number of connections along rails."""
+        return (self.hosts - 1) * self.ranks
+
+    @functools.cached_property
+    def edges(self) -> Edges:
+        """All connections, by shortest routes."""
+        # Numbers have 32 bits, since thousands of ranks have tens of millions of sends.
+        n, rank = self.ranks, np.arange(self.ranks, dtype=np.int32)
+        ahead = np.arange(1, self.hosts, dtype=np.int32)[:, None] * self.inner
+        beside = np.arange(1, self.inner, dtype=np.int32)[:, None]
+        host, index = rank // self.inner * self.inner, rank % self.inner
+        dst = np.concatenate(
+            [((rank + ahead) % n).ravel(), (host + (index + beside) % self.inner).ravel()]
+        )
+        return shortest_routes(self.topology, np.resize(rank, len(dst)), dst)
+
+    @functools.cached_property
+    def detours(self) -> np.ndarray:
+        """Whether a shard crosses to a host by another rank of its own; bool (hosts - 1, ranks).
+
+        Row d - 1 is for the hosts d ahead, columns are for the owners of the shards. That is where
+        the owner's link to the network, or at the other end the link from it or the link over which
+        the shards of the rail are passed on within the host, would be the slowest of the gather.
+        """
+        n, edges, speed = self.ranks, self.edges, self.topology.bandwidth
+        if self.hosts < 2 or self.inner < 2:
+            return np.zeros((self.hosts - 1, n), bool)
+        leaves, enters = speed[edges.first_link], speed[edges.path_link[edges.path_ptr[1:] - 1]]
+        out, inwards = 1 / leaves[:n], np.empty(n)
+        inwards[edges.dst[:n]] = 1 / enters[:n]
+        passed_on = (self.inner - 1) / leaves[self.first : self.first + n]
+        usual = max(np.median(each) for each in (out, inwards, passed_on))
+        ahead = np.arange(1, self.hosts)[:, None]
+        there = (np.arange(n) + self.inner * ahead) % n
+        own = np.maximum(out, np.maximum(inwards, passed_on)[there])
+        # A rail of a fifth of the speed keeps nearly every fifth shard, at even distances.
+        slow, kept = own > _SLOW * usual, _KEPT * usual / own
+        slow &= np.floor(ahead * kept) == np.floor((ahead - 1) * kept)
+        # Where no rank of the two hosts has a fast rail, all stay on their own.
+        left = slow.reshape(self.hosts - 1, self.hosts, self.inner).all(axis=2)
+        return slow & ~np.repeat(left, self.inner, axis=1)
+
+    def is_detour(self, edge: np.ndarray, owner: np.ndarray) -> np.ndarray:
+        """Which sends of shards along rails, and on from there, detours replace."""
+        behind = (self.edges.dst[edge] // self.inner - owner // self.inner) % self.hosts
+        return (behind > 0) & self.detours[behind - 1, owner]
+
+
+def _by_rails(rails: _Rails, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step, edge and owner of the sends if every shard takes its owner's rail; int32 each."""
+    n, hosts, first = rails.ranks, rails.hosts, rails.first
+    rank, count = np.arange(n, dtype=np.int32), n * (rails.inner - 1)
+    # The shards of a rank, by the distance of the owner's host behind it: its own shard goes first.
+    behind = np.arange(hosts, dtype=np.int32)[:, None]
+    part = np.where(behind == 0, 0, 1 + (behind - 1) * parts // max(hosts - 1, 1))
+    passing = np.resize(rank, count)
+    owner = ((passing - behind * np.int32(rails.inner)) % np.int32(n)).ravel()
+    step = np.concatenate([np.zeros(first, np.int32), np.repeat(part.ravel(), count)])
+    edge = np.concatenate(
+        [
+            np.arange(first, dtype=np.int32),
+            np.tile(np.arange(first, first + count, dtype=np.int32), hosts),
+        ]
+    )
+    return step, edge, np.concatenate([np.resize(rank, first), owner])
+
+
+def _by_carriers(rails: _Rails, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step, edge and owner of the sends of shards that cross to a host by another rank's rail."""
+    n, inner = rails.ranks, rails.inner
+    ahead, owner = np.nonzero(rails.detours)
+    host, index = owner // inner, owner % inner
+    # The ranks with fast rails between the two hosts carry these shards in turn.
+    free = ~rails.detours.reshape(-1, rails.hosts, inner)[ahead, host]
+    turn = (ahead + index) % free.sum(axis=1)
+    carrier = (free.cumsum(axis=1) > turn[:, None]).argmax(axis=1) + host * inner
+    # A carrier has the shard after the first step. It crosses after those of the carrier's own rail
+    # and so is passed on after them, too.
+    across = ahead * n + carrier
+    there = (carrier + (ahead + 1) * inner) % n
+    beside = np.arange(inner - 1)[:, None]
+    on = (rails.first + beside * n + there).ravel()
+    late = parts + 1 + ahead * parts // max(rails.hosts - 1, 1)
+    step = np.concatenate([np.ones(len(owner), np.int64), np.tile(late, inner - 1)])
+    owners = np.concatenate([owner, np.tile(owner, inner - 1)])
+    return step, np.concatenate([across, on]), owners

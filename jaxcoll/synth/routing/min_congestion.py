@@ -81,6 +81,7 @@ class MinCongestion(Synthesizer):
     rounds: int = 0
 
     name: ClassVar[str] = "min_congestion"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.moves)
     has_nbytes: ClassVar[bool] = True
     series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks share the load more evenly

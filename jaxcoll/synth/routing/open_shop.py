@@ -96,6 +96,7 @@ class OpenShop(Synthesizer):
     power: int = 8
 
     name: ClassVar[str] = "open_shop"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
     takes_shares: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True

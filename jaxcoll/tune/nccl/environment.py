@@ -1,9 +1,7 @@
-"""From a table to NCCL: rules per collective and size, and variables for a whole process.
+"""From a table to the variables of NCCL that hold for a whole process: threads and transport.
 
-A tuner of NCCL follows rules (``jaxcoll.io.nccl``): its interface sets algorithm, protocol,
-channels and, from v6 on, chunk size. AutoCCL tunes two more parameters (NSDI 2025, Table 2), the
-number of threads and the transport. NCCL reads these from the environment once, for all collectives
-of a process.
+AutoCCL tunes both (NSDI 2025, Table 2). A tuner's rules cannot set them (``rules``): NCCL reads
+them from the environment once, for all collectives of a process.
 
 Sources: ``getNthreads`` in ``src/graph/tuning.cc`` and the transports of NCCL 2.30; NCCL's user
 guide for the variables.
@@ -14,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jaxcoll.configurations import Config, Task, Value
+from jaxcoll.configurations import Config, Value
 from jaxcoll.errors import TuneError
-from jaxcoll.io.nccl.conf import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
@@ -32,78 +29,6 @@ TRANSPORTS = {
     "p2p": {"NCCL_SHM_DISABLE": "1"},
     "shm": {"NCCL_P2P_DISABLE": "1"},
 }
-
-
-def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[NcclRule, ...]:
-    """The rules that a table of NCCL's configurations implies, by collective, ranks and size.
-
-    Every configuration answers for the sizes of ``Table.ranges``. A configuration has the
-    parameters ``algorithm`` and ``protocol``, and may have ``channels`` and ``chunk_bytes``; NCCL's
-    interface cannot set its other parameters per collective (``environment``).
-
-    Args:
-        nodes: number of hosts of the communicators; None for any.
-
-    Raises:
-        TuneError: the table has no decisions for the machine; a configuration has no algorithm or
-            protocol, or one that NCCL never runs; or tasks of several dtypes differ in their
-            configurations, since NCCL's rules do not depend on the dtype.
-    """
-    checks.instance(table, Table, "table", TuneError)
-    checks.instance(machine, Machine, "machine", TuneError)
-    checks.optional(nodes, checks.integer, "nodes", TuneError, least=1)
-    families: dict[tuple, list[Task]] = {}
-    for where, task in table.decisions:
-        if where == machine:
-            families.setdefault((task.collective, task.group_size), []).append(task)
-    if not families:
-        raise TuneError(f"the table has no decisions for {machine}; tune there first")
-    rules: list[NcclRule] = []
-    for (collective, ranks), tasks in sorted(families.items()):
-        # Tasks of several sizes share ranges, so they agree unless they differ in another respect.
-        ranges = {table.ranges(task, machine) for task in tasks}
-        if len(ranges) > 1:
-            raise TuneError(
-                f"{collective} on {ranks} ranks was tuned apart for several dtypes, topologies or "
-                "numbers of groups, which NCCL's rules cannot tell from each other; give a table "
-                "of one of them"
-            )
-        for part in ranges.pop():
-            sizes = part.min_bytes, part.max_bytes
-            rules.append(_rule(collective, sizes, part.config, nodes, ranks))
-    return tuple(rules)
-
-
-def _rule(
-    collective: str,
-    sizes: tuple[int, int | None],
-    config: Config,
-    nodes: int | None,
-    ranks: int,
-) -> NcclRule:
-    for name in ("algorithm", "protocol"):
-        if name not in config:
-            raise TuneError(
-                f"a configuration for NCCL has an algorithm and a protocol, ({config}) no {name}"
-            )
-    if config["algorithm"] not in ALGORITHMS:
-        raise TuneError(
-            f"NCCL has no algorithm {config['algorithm']!r}; only tables that were tuned on NCCL's "
-            "own configurations (Space.nccl()) can be written for it"
-        )
-    options: dict = {name: config[name] for name in ("channels", "chunk_bytes") if name in config}
-    return NcclRule(
-        collective,
-        *sizes,
-        str(config["algorithm"]),
-        str(config["protocol"]),
-        nodes=nodes,
-        ranks=ranks,
-        **options,
-    )
-
-
-# ---------------------------------------------------------------------- a whole process
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import RailGather, synthesize
 from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.building.circles import joined_ranks
 
 
 @given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 3), st.integers(1, 9))
@@ -42,6 +43,43 @@ def test_on_many_hosts_it_is_near_the_bound(topology, kind):
     schedule = synthesize(topology, kind, RailGather(), chunks=1)
     least = bound(topology.forwarding_only(), kind, 2**26).time
     assert simulate(schedule, 2**26).time <= 1.08 * least
+
+
+SLOWED = {
+    "NIC": lambda hosts: hosts.scaled({(3, hosts.num_vertices - 1): 0.2}),
+    "NIC, backwards": lambda hosts: hosts.scaled({(hosts.num_vertices - 1, 3): 0.2}),
+    "NVLink": lambda hosts: hosts.scaled({(3, hosts.num_ranks): 0.2}),
+}
+
+
+@pytest.mark.parametrize("slowed", SLOWED)
+def test_other_ranks_carry_the_shards_of_a_slow_one(slowed):
+    hosts = SLOWED[slowed](topologies.dgx_h100(32))
+    schedule = synthesize(hosts, "all_gather", RailGather(), chunks=1)
+    least = bound(hosts.forwarding_only(), "all_gather", 2**26).time
+    # On its own rail, the slow rank would take more than four times the bound.
+    assert simulate(schedule, 2**26).time <= 1.25 * least
+
+
+@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 2), st.data())
+def test_slow_links_anywhere_leave_a_schedule(hosts, inner, chunks, data):
+    whole = topologies.multi_rail(hosts, inner)
+    links = st.sampled_from([*zip(whole.src.tolist(), whole.dst.tolist(), strict=True)])
+    slow = data.draw(st.dictionaries(links, st.sampled_from([0.05, 0.3, 0.9]), max_size=6))
+    maker = RailGather(data.draw(st.integers(1, 9)), inner=inner)
+    # Proved by ``synthesize``, with each shard to each rank once.
+    schedule = synthesize(whole.scaled(slow), "all_gather", maker, chunks=chunks)
+    assert schedule.num_sends == whole.num_ranks * (whole.num_ranks - 1) * chunks
+    if not slow:
+        assert schedule == synthesize(whole, "all_gather", maker, chunks=chunks)
+
+
+def test_a_slow_cable_does_not_hide_the_hosts():
+    for hosts in (topologies.dgx_h100(8), topologies.multi_rail(8, 4)):
+        cable = min(range(hosts.num_links), key=lambda link: hosts.bandwidth[link])
+        ends = (int(hosts.src[cable]), int(hosts.dst[cable]))
+        broken = hosts.scaled({ends: 0.2})
+        assert joined_ranks(broken) == joined_ranks(hosts) > 1
 
 
 def test_parts_are_of_shards_that_come_one_after_another():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import tensorstate
 from experiments.models import load_model
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import (
     SearchOptions,
     SearchResult,
@@ -33,7 +34,7 @@ from tensorstate.cost.memory import (
 )
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
 from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost import memory
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import EXACT, bytes_by_point, is_gradient
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, Placements
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem

@@ -15,10 +15,11 @@ from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate import Plan
+from tensorstate.collective_costs import AlphaBetaCosts, ScheduleCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxcoll.numerics.program import Solution, Status
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
 from tensorstate.solver import coordinate_descent as descents

@@ -13,8 +13,9 @@ import pytest
 
 from jaxcoll.numerics.program import NOTHING_KNOWN, Status
 from tensorstate import Auto, PlanError, search
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED

@@ -12,8 +12,9 @@ import re
 import numpy as np
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.errors import PlanError
-from tensorstate.hardware import AlphaBetaCosts, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.exhaustive import Every

@@ -12,6 +12,7 @@ def test_a_row_says_what_was_taken_and_what_it_cost(monkeypatch):
     monkeypatch.setattr(thousands, "NETWORKS", {"small": lambda n: topologies.torus(2, n // 2)})
     row = thousands.measure("small", 8, "all_to_all", "1 MiB")
     assert row["took"]
+    assert thousands.measure("small", 8, "all_to_all", "1 MiB", True)["took"] == "orbits"
     assert row["/ bound"] >= 1
     assert row["GiB"] > 0
     assert row["warned"] is False
@@ -30,7 +31,12 @@ def test_every_network_has_the_ranks_that_it_is_asked_for():
 
 def test_a_row_that_takes_too_long_says_so():
     options = argparse.Namespace(
-        ranks=[256], networks=["rails"], collectives=["broadcast"], sizes=["1 MiB"], seconds=0.01
+        ranks=[256],
+        networks=["rails"],
+        collectives=["broadcast"],
+        sizes=["1 MiB"],
+        seconds=0.01,
+        orbits=False,
     )
     (row,) = thousands.rows(options)
     assert row["refused"] == "took more than 0.01 s"
@@ -39,7 +45,7 @@ def test_a_row_that_takes_too_long_says_so():
 def test_a_row_whose_process_dies_is_followed_by_the_next(monkeypatch):
     options = argparse.Namespace(
         ranks=[256], networks=["rails"], collectives=["broadcast", "reduce"], sizes=["1 MiB"],
-        seconds=60,
+        seconds=60, orbits=True,
     )  # fmt: skip
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     run = thousands.subprocess.run
@@ -68,3 +74,18 @@ def test_the_record_has_every_case_once_in_order(monkeypatch, tmp_path):
         f"| {network} | 256 | reduce | 1 MiB | direct | 1.500 | 2 | 0.25 |"
         for network in ("dgx-h100", "rails")
     ]
+
+
+def test_rows_by_orbits_are_in_a_table_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(thousands.recording, "THOUSANDS", tmp_path / "thousands.json")
+    monkeypatch.setattr(thousands.recording, "DOCS", tmp_path)
+    page = tmp_path / "page.md"
+    blocks = ("thousands", "thousands-by-orbits")
+    page.write_text("".join(f"<!-- rows: {b} -->\n<!-- end of rows -->\n" for b in blocks))
+    case = {"network": "rails", "ranks": 256, "collective": "reduce", "size": "1 MiB"}
+    timed = {"/ bound": 1.5, "CPU s": 2.0, "GiB": 0.25}
+    by = {"took": "orbits", "by_orbits": True}
+    list(thousands.recorded(iter([{**case, **timed, **by}, {**case, **timed, "took": "direct"}])))
+    default, orbits = page.read_text().split("thousands-by-orbits")
+    assert ("direct" in default, "direct" in orbits) == (True, False)
+    assert ("orbits" in default.partition("rows: ")[2], "orbits" in orbits) == (False, True)

@@ -1,0 +1,255 @@
+"""Schedules of one rank's shard, which translations of the network move to all other ranks.
+
+An all_to_all of 4,096 ranks has more than 16 million chunks, and a schedule lists all their sends.
+If translations take rank 0 to every rank (``Translations``), the sends of rank 0's chunks tell all
+others: the chunks of rank r take the same ways, moved by the translation from 0 to r. So 4,095
+chunks are listed, and the schedule is proved, timed and saved by these.
+
+For example, on a ring of 4 ranks rank 0's shard of an all_gather goes 0->1 in step 0, and 1->2 and
+0->3 in step 1. Rank 1's shard then goes 1->2 in step 0, and 2->3 and 1->0 in step 1.
+
+The shard of one rank is a rooted collective: in an all_gather it is broadcast, in a reduce_scatter
+reduced, in an all_to_all scattered; in an all_reduce it is summed, and the sum goes to all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.kinds import KINDS, Kind, kind_of
+from jaxcoll.numerics import checks
+from jaxcoll.orbits.translations import Translations
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.topology import Topology
+
+__all__ = ["OrbitSchedule", "RankSends", "Translations", "shard_of_one"]
+
+# Sends of a schedule that ``expand`` lists: some gigabytes.
+_MOST_SENDS = 2**26
+
+
+class RankSends(NamedTuple):
+    """What one rank sends, in the order of the schedule.
+
+    Attributes:
+        step: step of each send, int32 of shape (sends,).
+        dst: the receiving rank.
+        owner: the rank whose shard the chunk belongs to.
+        chunk: number of the chunk in the whole collective, int64.
+        reduce: whether the receiver adds it.
+    """
+
+    step: np.ndarray
+    dst: np.ndarray
+    owner: np.ndarray
+    chunk: np.ndarray
+    reduce: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"RankSends({len(self.step)} sends to {len(np.unique(self.dst))} ranks)"
+
+
+def shard_of_one(kind: str, num_ranks: int, chunks: int) -> Collective:
+    """The collective of rank 0's shard alone, in a collective of all ranks.
+
+    Args:
+        kind: the kind of the whole collective.
+        chunks: chunks per shard.
+
+    Raises:
+        CollectiveError: an unknown kind, or one that is not the same for every rank; numbers that
+            ``Collective`` refuses.
+    """
+    name = kind_of(kind).one_shard_name
+    if name is None:
+        known = ", ".join(each.name for each in KINDS.values() if each.one_shard_name)
+        raise CollectiveError(f"a {kind} is not the same for every rank; give one of {known}")
+    num_ranks = checks.integer(num_ranks, "num_ranks", CollectiveError, least=1, most=2**22)
+    root = tuple(range(num_ranks)) if KINDS[name].has_roots else 0
+    return Collective(name, num_ranks, chunks, root=root)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class OrbitSchedule:
+    """A schedule of all ranks, stored as the sends of rank 0's shard.
+
+    Where it is proved (``jc.verify``): let g be the translation that takes rank 0 to rank r. It
+    maps links onto links, and what ranks hold of rank 0's chunks before and after onto what they
+    hold of rank r's. So if the sends of rank 0's chunks are proved, the moved sends of rank r's
+    chunks are: every condition is about the sends of one chunk and their steps, which g keeps. As
+    exactly one translation takes 0 to each rank, every chunk of the collective is proved once.
+
+    Where it is timed (``jc.simulate``): messages and links that are moved to one another do the
+    same at the same time, so a run of one of each is the run of all. This needs that every link of
+    a path is moved by every translation but the one that moves nothing, and that no path has two
+    links that are moved to one another; both are checked. Then of the messages that are moved to
+    one another, exactly one crosses each link of a class, and ties are broken in the same order on
+    all of these links.
+
+    Attributes:
+        orbit: the sends of rank 0's shard, a schedule of ``shard_of_one``.
+        translations: the symmetries of the network.
+        collective: the collective of all ranks.
+
+    Raises:
+        ScheduleError: ``orbit`` is of another kind or root, or on another network, a path does not
+            meet the conditions above, or all ranks have more chunks than can be numbered.
+    """
+
+    orbit: Schedule
+    translations: Translations
+    collective: Collective = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        checks.instance(self.orbit, Schedule, "orbit", ScheduleError)
+        checks.instance(self.translations, Translations, "translations", ScheduleError)
+        if self.orbit.topology != self.translations.topology:
+            raise ScheduleError(
+                f"the translations are of {self.translations.topology}, the orbit is on "
+                f"{self.orbit.topology}"
+            )
+        one = self.orbit.collective
+        if one != shard_of_one(self._kind.name, one.num_ranks, one.chunks_per_shard):
+            raise ScheduleError(
+                f"the orbit is a {one} of other roots than the shard of rank 0 has; give the "
+                f"collective of shard_of_one"
+            )
+        try:
+            whole = Collective(self._kind.name, one.num_ranks, one.chunks_per_shard)
+        except CollectiveError as error:
+            raise ScheduleError(str(error)) from None
+        object.__setattr__(self, "collective", whole)
+        edges, where = self.orbit.edges, self.translations
+        if not where.is_free[edges.path_link].all():
+            raise ScheduleError(
+                f"some links of the orbit's paths are kept by translations of {where.topology}; "
+                f"there is no schedule by orbits over them"
+            )
+        owner = np.repeat(np.arange(len(edges)), edges.hops)
+        crossed = owner * where.topology.num_links + where.class_of_link[edges.path_link]
+        if len(np.unique(crossed)) < len(crossed):
+            raise ScheduleError(
+                "an edge of the orbit crosses two links that are moved to one another; make it two "
+                "edges"
+            )
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def _kind(self) -> Kind:
+        one = self.orbit.collective.kind
+        for kind in KINDS.values():
+            if kind.one_shard_name == one:
+                return kind
+        raise ScheduleError(f"the orbit is a {one}; it must be one of a shard, as a broadcast is")
+
+    @property
+    def topology(self) -> Topology:
+        """The network."""
+        return self.orbit.topology
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.orbit.num_steps
+
+    @property
+    def num_sends(self) -> int:
+        """Number of sends of all ranks together."""
+        return self.orbit.num_sends * self.topology.num_ranks
+
+    @property
+    def provenance(self) -> Provenance:
+        """The synthesizer and parameters that made it."""
+        return self.orbit.provenance
+
+    @functools.cached_property
+    def edge_classes(self) -> tuple[np.ndarray, Edges]:
+        """The class of each edge of the orbit, and for each class its edge out of rank 0."""
+        return self.translations.classes_of(self.orbit.edges)
+
+    # ------------------------------------------------------------------ all sends, or those of one
+
+    def sends_of(self, rank: int) -> RankSends:
+        """The sends of a rank, from the orbit alone: the program of one process.
+
+        Raises:
+            ScheduleError: there is no such rank.
+        """
+        rank = checks.integer(
+            rank, "rank", ScheduleError, least=0, most=self.topology.num_ranks - 1
+        )
+        orbit, where = self.orbit, self.translations
+        owner = where.between(orbit.src, rank)
+        dst = where.vertices(owner, orbit.dst)
+        return RankSends(orbit.step, dst, owner, self._chunks(owner, orbit.chunk), orbit.reduce)
+
+    def _chunks(self, owner: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+        """What chunks of rank 0 become in the whole collective, if moved to ``owner``."""
+        one, n = self.orbit.collective, self.topology.num_ranks
+        if not one.traits.moves:
+            return owner.astype(np.int64) * one.chunks_per_shard + chunk
+        target, piece = np.divmod(chunk.astype(np.int64), one.chunks_per_shard)
+        target = self.translations.vertices(owner, target)
+        return (owner.astype(np.int64) * n + target) * one.chunks_per_shard + piece
+
+    def expand(self) -> Schedule:
+        """The same schedule with one row per send.
+
+        Raises:
+            ScheduleError: there are more than 67,108,864 sends.
+        """
+        if self.num_sends > _MOST_SENDS:
+            raise ScheduleError(
+                f"{self} has more than the {_MOST_SENDS} sends that a Schedule is made of; "
+                f"sends_of(rank) lists those of one rank"
+            )
+        orbit, where, n = self.orbit, self.translations, self.topology.num_ranks
+        number, home = self.edge_classes
+        # Every class's edge, moved to each rank: edge of class c out of rank r has number c n + r.
+        hops = np.repeat(home.hops, n)
+        by = np.repeat(np.tile(np.arange(n), len(home)), hops)
+        ptr, path = home.paths_of(np.repeat(np.arange(len(home)), n))
+        edges = Edges.along(self.topology, ptr, where.links(by, path))
+        # Translations stand inside: messages that are moved to one another follow one another, and
+        # ties between others are broken on every link as in the orbit.
+        owner = np.arange(n)
+        edge = number[orbit.edge][:, None] * n + where.vertices(owner, orbit.src[:, None])
+        return Schedule.from_sends(
+            self.topology,
+            self.collective,
+            np.repeat(orbit.step, n),
+            edge.ravel(),
+            self._chunks(owner, orbit.chunk[:, None]).ravel(),
+            np.repeat(orbit.reduce, n),
+            edges=edges,
+            provenance=orbit.provenance,
+        )
+
+    def with_provenance(self, provenance: Provenance) -> OrbitSchedule:
+        """The same schedule with another provenance."""
+        return dataclasses.replace(self, orbit=self.orbit.with_provenance(provenance))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OrbitSchedule):
+            return NotImplemented
+        same = np.array_equal(self.translations.generators, other.translations.generators)
+        return same and self.orbit == other.orbit
+
+    def __hash__(self) -> int:
+        return hash(self.orbit)
+
+    def __repr__(self) -> str:
+        by = f" by {self.provenance.synthesizer}" if self.provenance.synthesizer else ""
+        return (
+            f"OrbitSchedule({self._kind}{by} on {self.topology.name or self.topology}: "
+            f"{self.num_steps} steps, {self.orbit.num_sends} sends of {self.topology.num_ranks} "
+            f"ranks each)"
+        )

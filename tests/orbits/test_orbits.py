@@ -1,0 +1,222 @@
+"""Schedules by orbits are proved, timed and listed as the schedules of all sends are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxcoll as jc
+from jaxcoll.bounds import bound
+from jaxcoll.errors import CollectiveError, FormatError, ScheduleError, TopologyError
+from jaxcoll.kinds import KINDS
+from jaxcoll.orbits import OrbitSchedule, Translations, shard_of_one
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.direct_connect import GroupNetwork
+from jaxcoll.synth.orbits import translations_of
+
+KINDS_OF_ALL = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+NETWORKS = (
+    jc.topologies.ring(5),
+    jc.topologies.torus(2, 3),
+    jc.topologies.torus(4, 4),
+    jc.topologies.hypercube(3),
+    jc.topologies.dgx_h100(3),
+    jc.topologies.multi_rail(3, 4),
+    jc.topologies.switch(5),
+    GroupNetwork((7,), ((1,), (2,))).topology(),  # links one way only
+    GroupNetwork((4,), ((1,), (1,), (-1,))).topology(),  # parallel links
+)
+
+
+@st.composite
+def grown(draw) -> OrbitSchedule:
+    """An orbit nobody would make: random trees from or to rank 0, over links of a network."""
+    topology = draw(st.sampled_from([each for each in NETWORKS if each.is_direct]))
+    kind = KINDS[draw(st.sampled_from(KINDS_OF_ALL[:2]))]
+    chunks, n = draw(st.integers(1, 3)), topology.num_ranks
+    columns = []
+    for chunk in range(chunks):
+        inside, late = {0: -1}, draw(st.integers(0, 2))
+        while len(inside) < n:
+            out = [e for e in range(topology.num_links) if int(topology.src[e]) in inside]
+            e = draw(st.sampled_from([e for e in out if int(topology.dst[e]) not in inside]))
+            u, v = int(topology.src[e]), int(topology.dst[e])
+            step = inside[u] + 1 + late * draw(st.integers(0, 1))
+            inside[v] = step
+            columns.append((step, e, chunk))
+    step, edge, chunk = np.asarray(columns).T
+    one = shard_of_one("all_gather", n, chunks)
+    orbit = Schedule.from_sends(topology, one, step, edge, chunk)
+    if kind.adds:
+        orbit = orbit.reverse()
+    return OrbitSchedule(orbit, translations_of(orbit.topology))
+
+
+def found(topology, kind, nbytes, chunks) -> OrbitSchedule:
+    return jc.synthesize_orbit(topology, kind, nbytes=nbytes, chunks=chunks)
+
+
+@given(
+    st.sampled_from(NETWORKS),
+    st.sampled_from(KINDS_OF_ALL),
+    st.sampled_from([1, 2**10, 2**20, 2**30]),
+    st.integers(1, 3),
+    st.sampled_from(["astra", "tacos"]),
+)
+def test_one_orbit_is_proved_and_timed_as_all_sends_are(topology, kind, nbytes, chunks, model):
+    schedule = found(topology, kind, nbytes, chunks)
+    jc.verify(schedule)
+    whole = schedule.expand()
+    jc.verify(whole)
+    assert whole.collective == schedule.collective
+    assert whole.num_sends == schedule.num_sends
+    of_one, of_all = (jc.simulate(each, nbytes, model) for each in (schedule, whole))
+    assert of_one.exact_time == of_all.exact_time
+    assert of_one.busbw == of_all.busbw
+    assert of_one.time >= bound(topology.forwarding_only(), kind, nbytes).time * (1 - 1e-12)
+
+
+@given(grown(), st.sampled_from(["astra", "tacos"]))
+def test_random_trees_are_timed_as_all_their_sends_are(schedule, model):
+    jc.verify(schedule)
+    whole = schedule.expand()
+    jc.verify(whole)
+    times = [jc.simulate(each, 2**20, model).exact_time for each in (schedule, whole)]
+    assert times[0] == times[1]
+
+
+@given(grown(), st.data())
+def test_a_wrong_orbit_is_refused_where_all_its_sends_are(schedule, data):
+    orbit = schedule.orbit
+    send = data.draw(st.integers(0, orbit.num_sends - 1))
+    column = data.draw(st.sampled_from(["chunk", "reduce", "step"]))
+    values = {"step": orbit.step, "chunk": orbit.chunk, "reduce": orbit.reduce}
+    changed = {name: np.array(value) for name, value in values.items()}
+    most = {"chunk": orbit.collective.num_chunks - 1, "reduce": 1, "step": orbit.num_steps}
+    changed[column][send] = data.draw(st.integers(0, most[column]))
+    wrong = Schedule.from_sends(
+        orbit.topology, orbit.collective, edge=orbit.edge, edges=orbit.edges, **changed
+    )
+    by_orbit = dataclasses.replace(schedule, orbit=wrong)
+    assert is_proved(by_orbit) == is_proved(by_orbit.expand())
+
+
+def is_proved(schedule) -> bool:
+    try:
+        jc.verify(schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+@given(st.sampled_from(NETWORKS), st.sampled_from(KINDS_OF_ALL))
+def test_the_programs_of_ranks_are_the_sends_of_the_whole(topology, kind):
+    schedule = found(topology, kind, 2**20, 2)
+    whole = schedule.expand()
+    for rank in range(topology.num_ranks):
+        mine = schedule.sends_of(rank)
+        own = whole.src == rank
+        columns = (whole.step[own], whole.dst[own], whole.chunk[own], whole.reduce[own])
+        told = (mine.step, mine.dst, mine.chunk, mine.reduce)
+        assert sorted(zip(*map(np.ndarray.tolist, columns), strict=True)) == sorted(
+            zip(*map(np.ndarray.tolist, told), strict=True)
+        )
+        if kind != "all_to_all":
+            assert (whole.collective.owner[mine.chunk] == mine.owner).all()
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ALL)
+def test_a_file_gives_the_same_schedule(kind, tmp_path):
+    schedule = found(jc.topologies.dgx_h100(3), kind, 2**20, 1)
+    jc.io.save(tmp_path / "orbit.json", schedule)
+    read = jc.io.load(tmp_path / "orbit.json")
+    assert read == schedule
+    assert read != found(jc.topologies.dgx_h100(3), kind, 2**20, 2)
+    assert jc.simulate(read, 2**20).exact_time == jc.simulate(schedule, 2**20).exact_time
+    text = (tmp_path / "orbit.json").read_text()
+    (tmp_path / "bad.json").write_text(text.replace('"translations": [[8,', '"translations": [[9,'))
+    with pytest.raises(FormatError, match="onto themselves"):
+        jc.io.load(tmp_path / "bad.json")
+
+
+def test_translations_move_ranks_switches_and_links_together():
+    topology = jc.topologies.multi_rail(3, 4)
+    where = translations_of(topology)
+    ranks, links = np.arange(12), np.arange(topology.num_links)
+    for by in range(12):
+        moved = where.links(by, links)
+        assert (topology.src[moved] == where.vertices(by, topology.src)).all()
+        assert (topology.dst[moved] == where.vertices(by, topology.dst)).all()
+        assert where.vertices(by, 0) == by
+        assert (where.between(ranks, where.vertices(by, ranks)) == by).all()
+    assert len(np.unique(where.class_of_link)) == 4  # to and from the host's switch and the rail's
+
+
+@pytest.mark.parametrize(
+    ("generators", "match"),
+    [
+        ([[1, 2, 3, 0], [1, 0, 3, 2]], "onto themselves"),
+        ([[2, 3, 0, 1]], "orders \\(2,\\)"),
+        ([[1, 2, 3, 0], [3, 2, 1, 0]], "commute"),
+    ],
+)
+def test_permutations_that_are_no_translations_are_refused(generators, match):
+    topology = jc.topologies.ring(4)
+    if match == "onto themselves":
+        topology = topology.scaled({(0, 1): 0.5})
+    with pytest.raises(TopologyError, match=match):
+        Translations(topology, np.asarray(generators))
+
+
+def test_networks_without_translations_are_refused():
+    torus = jc.topologies.torus(4, 4)
+    for broken in (torus.scaled({(0, 1): 0.2}), torus.without(ranks=[3]), jc.topologies.mesh(3, 3)):
+        with pytest.raises(TopologyError, match="synthesize takes any network"):
+            jc.synthesize_orbit(broken, "all_gather")
+    with pytest.raises(TopologyError, match="kept by translations"):
+        jc.synthesize_orbit(jc.topologies.fat_tree(2, 2), "all_gather")
+
+
+def test_what_cannot_be_made_is_refused():
+    ring = jc.topologies.ring(4)
+    with pytest.raises(CollectiveError, match="same for every rank"):
+        jc.synthesize_orbit(ring, "broadcast")
+    with pytest.raises(CollectiveError, match="262144 chunks"):
+        jc.synthesize_orbit(ring, "all_gather", chunks=2**17)
+    with pytest.raises(CollectiveError, match="2 ranks or more"):
+        jc.synthesize_orbit(jc.topologies.ring(1), "all_gather")
+    schedule = found(ring, "all_gather", 2**20, 1)
+    with pytest.raises(ScheduleError, match="expand"):
+        jc.simulate(schedule, 2**20, execution="gpu")  # type: ignore[call-overload]
+    with pytest.raises(ScheduleError, match="rank must be"):
+        schedule.sends_of(4)
+
+
+def test_an_orbit_that_is_not_timed_as_its_sends_is_refused():
+    ring = jc.topologies.ring(4)
+    where = translations_of(ring)
+    one = shard_of_one("all_gather", 4, 1)
+    around = [int(np.flatnonzero((ring.src == u) & (ring.dst == u + 1))[0]) for u in range(3)]
+    edges = Edges.from_paths(ring, [around[:1], around[:2], around])
+    two = Schedule.from_sends(ring, one, [0, 0, 0], [0, 1, 2], [0, 0, 0], edges=edges)
+    with pytest.raises(ScheduleError, match="two links"):
+        OrbitSchedule(two, where)
+    from_one = jc.synthesize(ring, "broadcast", "direct", root=1)
+    with pytest.raises(ScheduleError, match="other roots"):
+        OrbitSchedule(from_one, where)
+    with pytest.raises(ScheduleError, match="it must be one of a shard"):
+        OrbitSchedule(jc.synthesize(ring, "all_gather", "direct"), where)
+
+
+def test_all_to_all_of_a_thousand_ranks_is_near_the_bound():
+    topology = jc.topologies.torus(32, 32)
+    schedule = jc.synthesize_orbit(topology, "all_to_all", nbytes=2**26)
+    least = bound(topology, "all_to_all", 2**26).time
+    assert jc.simulate(schedule, 2**26).time <= 1.01 * least
+    with pytest.raises(ScheduleError, match="sends_of"):
+        jc.synthesize_orbit(topology, "all_to_all", nbytes=2**26, chunks=8).expand()
