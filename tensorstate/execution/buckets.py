@@ -38,8 +38,7 @@ def apply_joined(
     axis, kind, n = first.axis, kind_of(first.kind), mesh.sizes[first.axis]
     pairs = [*zip(steps, arrays, strict=True)]
     # A reduce-scatter gives device k the k-th part of the vector. So the vector has the parts of
-    # all
-    # tensors for one device side by side, rather than one tensor after another.
+    # all tensors for one device side by side, rather than one tensor after another.
     if kind.ends_with_shard:
         rows = []
         for s, x in pairs:

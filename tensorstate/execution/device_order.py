@@ -26,9 +26,8 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
     """A mesh of JAX with the devices in the order that was priced.
 
     Rank r of a network is device r of JAX. If devices have coordinates (TPU), it is instead a
-    device
-    that its links join to the others as the links of the network join rank r. A network with only
-    latencies and bandwidths has no ranks, so JAX chooses the order.
+    device that its links join to the others as the links of the network join rank r. A network with
+    only latencies and bandwidths has no ranks, so JAX chooses the order.
 
     Raises:
         PlanError: there are too few devices, or the links of the network do not join them.

@@ -193,8 +193,7 @@ class LocalExecutor:
 
         Args:
             interleaved: whether operators of both passes run in the body. If not, the operators of
-                the
-                forward pass in a body of the backward pass rerun.
+                the forward pass in a body of the backward pass rerun.
         """
         # An operator of the forward pass that reruns in a body reads the copies that exist after
         # that pass, either stored or gathered for it.
@@ -308,10 +307,8 @@ class LocalExecutor:
     def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, each of which starts from an existing copy."""
         # XLA fuses a slice into its readers and keeps the whole array for them; this costs nothing
-        # for
-        # inputs, which stay in memory anyway. Plans that save shards of replicated results took up
-        # to 50 %
-        # more memory than predicted.
+        # for inputs, which stay in memory anyway. Plans that save shards of replicated results took
+        # up to 50 % more memory than predicted.
         for step in steps:
             if step.target in copies:  # a bucket has made it
                 continue
@@ -336,8 +333,7 @@ class LocalExecutor:
         if tensor in self.unsent:
             send(self, [tensor])
         # The first read after the forward pass: rebuild the tensor, or start from the stored copy
-        # and,
-        # for an input, from the copy that is given, which is in memory anyway.
+        # and, for an input, from the copy that is given, which is in memory anyway.
         if tensor not in self.after_forward:
             reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
@@ -435,9 +431,8 @@ class LocalExecutor:
     ) -> tuple[list[jax.Array], int]:
         """The operands behind the barriers that the operator needs, and the event it depends on."""
         # An operand that has been ready since an earlier event waits for the latest event if it
-        # must
-        # not be ready before it (``pending``). For products on CPU, all operands wait if none is as
-        # late.
+        # must not be ready before it (``pending``). For products on CPU, all operands wait if none
+        # is as late.
         tensors, latest = [use.tensor for use in operator.operands], self.order.num_events
         ready_at = max((self.ready_at[tensor, in_forward] for tensor in tensors), default=0)
         pending = [
@@ -499,8 +494,7 @@ class LocalExecutor:
 
         A weight's gradient does not depend on the backward operators that read the weight. Without
         this dependency XLA copies the weight at the start, which took 12 % more temporaries for a
-        GPT
-        on H100s.
+        GPT on H100s.
         """
         # There is one barrier per gradient, for all operators of the optimizer that read it.
         if (tensor, placements) not in self._gradients:

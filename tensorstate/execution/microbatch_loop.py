@@ -59,8 +59,7 @@ def token_on_device(x: jax.Array, placements: Placements) -> jax.Array:
 def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
     """The arrays, none of them available before all of them and all the tokens are."""
     # Two barriers with the same tokens: XLA would remove the tokens from a barrier that is their
-    # only
-    # consumer.
+    # only consumer.
     waiting = list(arrays)
     for _ in range(2 if waiting and tokens else 0):
         waiting = lax.optimization_barrier((*waiting, *tokens))[: len(waiting)]
@@ -135,8 +134,7 @@ def updated_args(graph: Graph) -> dict[int, set[int]]:
                 args[tensor.index].add(updated)
                 continue
             # In Adam, equal sizes lead from the new weight through its moments to the gradient, but
-            # not
-            # into the norm that clips all gradients.
+            # not into the norm that clips all gradients.
             same = [use.tensor for use in operator.operands]
             pending += [t for t in same if graph.tensors[t].size == tensor.size]
     return args
@@ -194,8 +192,8 @@ def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     if array is None:
         return lax.full(shape, view.value, view.dtype)
     # From tensor to array: put the positions in the array's order, repeat where the tensor has
-    # none,
-    # then flatten. A device does the same with its local sizes, since a view never mixes factors.
+    # none, then flatten. A device does the same with its local sizes, since a view never mixes
+    # factors.
     positions = [position for dimension in view.positions for position in dimension]
     order = [position for position in positions if position is not None]
     if order != sorted(order):
@@ -239,10 +237,8 @@ class MicrobatchLoop:
             (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # The loop slices the local shard of the batch in any placements: see ``MicrobatchSlice``.
-        # Inputs
-        # on different numbers of devices are cut at the same examples, which is why a common
-        # multiple is
-        # taken. So are results, which may be on more devices than any input.
+        # Inputs on different numbers of devices are cut at the same examples, which is why a common
+        # multiple is taken. So are results, which may be on more devices than any input.
         placed = [*((t, table.produced_placements(t)) for t in inputs), *self.returned]
         parts = [self._devices(t, where) for t, where in placed if self.batch_placement(t) >= 0]
         self.batch_shards = math.lcm(*parts)

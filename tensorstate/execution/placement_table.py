@@ -133,10 +133,8 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
 def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
     """The all-gathers that replicate a tensor, along the minor mesh axis first."""
     # Shards 0 to 7 of axes (2, 4) on one position: along the minor axis the devices with shards 0
-    # to
-    # 3 join theirs to one block, and those with 4 to 7 do the same. Along the major axis first, 0
-    # and
-    # 4 would be joined.
+    # to 3 join theirs to one block, and those with 4 to 7 do the same. Along the major axis first,
+    # 0 and 4 would be joined.
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:
@@ -298,8 +296,7 @@ class PlacementTable:
         if tensor is None:
             return replicated
         # The placements of its argument, so that the result of the step is the argument of the next
-        # step,
-        # in the same memory.
+        # step, in the same memory.
         if out.updates is not None:
             before = self.input_view(self.graph.inputs[out.updates])
             moved = placements_through_view(
@@ -357,8 +354,7 @@ def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> Pa
     dimensions = []
     for positions, sizes in zip(view.positions, view.sizes, strict=True):
         # A device has one block of consecutive elements of a dimension. Sharding a minor factor
-        # gives such
-        # a block only if no device has several elements of the major ones.
+        # gives such a block only if no device has several elements of the major ones.
         names: list[str] = []
         replicated = True  # whether each device has one element of all major factors
         for position, size in zip(positions, sizes, strict=True):

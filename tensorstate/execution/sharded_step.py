@@ -61,17 +61,13 @@ class ShardedStep:
     Attributes:
         step: the step on global arrays, with the signature of the traced function; not yet jitted.
         in_shardings, out_shardings: trees of ``NamedSharding``, for ``jax.jit`` and
-            ``jax.device_put``. A
-            result that replaces an argument has the argument's sharding, so that the argument can
-            be
-            donated.
+            ``jax.device_put``. A result that replaces an argument has the argument's sharding, so
+            that the argument can be donated.
         donate_argnums: the arguments that results replace in every leaf.
         compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned,
-            and on
-            CPU removes barriers that keep collectives from overtaking loops.
+            and on CPU removes barriers that keep collectives from overtaking loops.
         not_expressible: decisions that shardings of arguments and results cannot express, one
-            phrase per
-            kind.
+            phrase per kind.
         padding: the arguments and results that are longer than in the traced function.
     """
 
@@ -92,8 +88,7 @@ class ShardedStep:
         """The step, jitted with these shardings and options.
 
         It raises ``PlanError`` if it is called with arrays that were donated to an earlier call, or
-        with
-        one array donated twice.
+        with one array donated twice.
 
         Args:
             donate: whether ``donate_argnums`` are donated.
@@ -119,8 +114,8 @@ class ShardedStep:
         """The arguments on the devices, sharded as planned and padded where the plan pads them.
 
         Without padding it is ``jax.device_put(arguments, step.in_shardings)``. It also takes a
-        state
-        whose structure differs from the traced one in functions alone, as one made after the plan.
+        state whose structure differs from the traced one in functions alone, as one made after the
+        plan.
 
         Args:
             arguments: the arguments of the step as a tuple, in their traced shapes. Arrays that are
@@ -208,8 +203,7 @@ class JittedStep:
         jitted: the step under ``jax.jit``.
         donated: the numbers of its donated arguments.
         within: the step under ``jax.jit`` for use inside another one, as under ``jax.eval_shape``:
-            JAX
-            takes compiler options and donation from the outermost one alone.
+            JAX takes compiler options and donation from the outermost one alone.
         like: a tree of the structure of its arguments.
     """
 
@@ -496,8 +490,7 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
 def _donatable_args(graph: Graph) -> tuple[int, ...]:
     """The arguments that results replace in every leaf."""
     # Only whole arguments, since ``donate_argnums`` names those. If (params, step number) is one
-    # tree,
-    # the parameters are donated only if the number is returned too.
+    # tree, the parameters are donated only if the number is returned too.
     updated = {out.updates for out in graph.outputs}
     donatable, start = [], 0
     for number, child in enumerate(graph.in_tree.children()):

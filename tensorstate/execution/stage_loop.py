@@ -1,10 +1,10 @@
 """Scans over layers as pipeline stages: each device runs its own layers on one microbatch a tick.
 
-All devices run the same program. In tick t, the stage at place p of the pipeline has microbatch
-t - p. Before its first and after its last microbatch it runs on values that are not stored.
-Nothing is skipped, since a collective along another mesh axis may take part in every layer.
-``jc.ppermute`` sends the carries. The place of a stage is its index on the mesh axis, counted from
-the other end in a reversed scan.
+All devices run the same program. In tick t, the stage at place p of the pipeline has microbatch t -
+p. Before its first and after its last microbatch it runs on values that are not stored. Nothing is
+skipped, since a collective along another mesh axis may take part in every layer. ``jc.ppermute``
+sends the carries. The place of a stage is its index on the mesh axis, counted from the other end in
+a reversed scan.
 
 Arrays with the batch are viewed as [..., shards, microbatches, examples, ...]; a tick reads or
 writes one microbatch of them in place.
@@ -58,8 +58,7 @@ class _View(NamedTuple):
         position: the dimension of the batch, rows not counted; ``None`` without a batch.
         shards: number of parts of the batch on this device that are cut one by one.
         count: number of microbatches, or of those that are held at once: each then takes the place
-            of the
-            microbatch ``count`` before it.
+            of the microbatch ``count`` before it.
     """
 
     rows: bool
@@ -168,8 +167,7 @@ class _Interleaved:
         shards = math.lcm(*counts)
         forward.begin(shards)
         # The reads of the forward pass come first: they save the copies that the backward pass
-        # starts
-        # from.
+        # starts from.
         runner.read_by([o for o in self.inside if o.phase == "forward"])
         runner.end_forward()
         self.given = {
@@ -201,8 +199,8 @@ class _Interleaved:
         forward, backward = self.forward, self.backward
         (received, *kept), sums, (received_back, *kept_back), streams = state
         # Stage p has microbatch t - p forward. Backward, at place q = stages - 1 - p, it has
-        # microbatch
-        # t - (stages - 1) - q: the last stage takes back the microbatch it has just taken forward.
+        # microbatch t - (stages - 1) - q: the last stage takes back the microbatch it has just
+        # taken forward.
         first = now - (self.staged.stages - 1)  # the microbatch that leaves the last stage
         entered: dict[int, jax.Array] = {}
         if has_forward:
@@ -215,8 +213,7 @@ class _Interleaved:
         if has_backward:
             turn = backward.turn(first)
             # Residuals are read from the stacks as this tick's forward part has left them. The
-            # stacks hold at
-            # most 2 * stages - 1 microbatches, the longest that any of them waits.
+            # stacks hold at most 2 * stages - 1 microbatches, the longest that any of them waits.
             rows = [
                 kept[-1][self.held[o.index]] if o.index in self.held else x
                 for o, x in zip(backward.rows, backward.given, strict=True)
@@ -395,8 +392,7 @@ class _Scan:
                 body.enter(operator, carry[k])
             for operator, x in zip(self.rows, rows, strict=True):
                 # In a stage of one layer the row is the same in every tick. XLA would gather it
-                # once, before all
-                # ticks, and keep it.
+                # once, before all ticks, and keep it.
                 is_sent = self.runner.table.is_sent(operator.results[0].tensor)
                 body.enter(operator, wait_for([x], at)[0] if is_sent else x)
             body.run_operators(self.inside)

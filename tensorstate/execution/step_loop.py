@@ -85,8 +85,7 @@ def by_loop(
 # rows are also the tensors that the other has stacked, and the rows that second runs read.
 # ``runner.body`` reshards all that the body reads from outside once, instead of in every iteration.
 # Both functions of a ``while_loop`` run the operators before the condition, since XLA gives the
-# body
-# no result of the condition.
+# body no result of the condition.
 def run_loop(
     runner: Runner, graph: Graph, number: int, operators: Sequence[Operator], unroll: int = 1
 ) -> dict[int, Any]:
@@ -223,8 +222,7 @@ def stacked(x: Any, operator: Operator) -> Any:
     open_sums = x.ndim - sum(map(len, labels))
     before, inside = x.shape[:open_sums], x.shape[open_sums + len(labels[0]) :]
     # The size is not -1, which cannot be inferred for rows without elements, such as the residuals
-    # of
-    # associative_scan.
+    # of associative_scan.
     rows = math.prod(x.shape[open_sums : open_sums + len(labels[0])])
     return jnp.moveaxis(x.reshape(*before, rows, *inside), open_sums, 0)
 
