@@ -336,6 +336,10 @@ def compare_with_hlo(
             that overlap (``StepSchedule.held``).
         graph: the graph of the prediction, with the dtypes of tensors and the lengths of loops.
             Without it XLA's counts of iterations are believed, and no float is known to be narrow.
+
+    Raises:
+        FormatError: the compiler does not show its HLO, or shows it in an unknown notation.
+        PlanError: the program is for another number of devices.
     """
     program = read_hlo(compiled.as_text() or "", mesh, _lengths(graph))
     rows = _rows(program, mesh, cost, graph)

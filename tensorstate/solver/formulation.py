@@ -111,8 +111,8 @@ class Formulation:
         deadline: time of ``time.perf_counter`` after which it is neither solved nor built to its
             end; with three axes, building may take half a minute.
 
-        Raises:
-            OutOfTime: it was not built in time.
+    Raises:
+        OutOfTime: it was not built in time.
     """
 
     def __init__(

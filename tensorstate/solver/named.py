@@ -76,8 +76,8 @@ def best_baseline(
         gap: relative distance within which plans are equally good.
         or_free: whether the plan without the limit is the answer if no plan is found that fits.
 
-        Returns:
-            The strategies that the baseline allows, and the plan.
+    Returns:
+        The strategies that the baseline allows, and the plan.
     """
     by_axis = baseline_by_axis(problem, name)
     strategies, baselines = Baselines(problem).strategies(by_axis), frozenset(by_axis.values())

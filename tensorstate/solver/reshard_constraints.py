@@ -59,9 +59,9 @@ class StrategyVariables:
         candidates: the candidate strategies of every class.
         keepings: the ways in which results may be kept, the default first.
 
-        Attributes:
-            x: for each class, the variables of its strategies and keepings.
-            seconds: seconds of compute, for the whole of each variable.
+    Attributes:
+        x: for each class, the variables of its strategies and keepings.
+        seconds: seconds of compute, for the whole of each variable.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class ReshardConstraints:
         prune_placements: see ``Formulation``.
         split: whether the program may split the seconds of a shared step; not with a limit.
 
-        Attributes:
-            paid: (variable, seconds for the whole of it, tensor group, mesh axis) for everything
-                that is sent; the axis is -1 for sends between stages, which are never discounted.
-            shared: (seconds of steps, flows of which the largest pays them, tensor group, axes of
-                the steps) for every route.
+    Attributes:
+        paid: (variable, seconds for the whole of it, tensor group, mesh axis) for everything that
+            is sent; the axis is -1 for sends between stages, which are never discounted.
+        shared: (seconds of steps, flows of which the largest pays them, tensor group, axes of the
+            steps) for every route.
     """
 
     def __init__(
