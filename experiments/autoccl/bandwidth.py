@@ -153,8 +153,8 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
 
     Args:
         measured: configurations of one subspace of NCCL's parameters, with their seconds.
-        nbytes: of the message.
-        seed: of the starting points.
+        nbytes: bytes of the message.
+        seed: the seed of the starting points.
 
     Raises:
         TuneError: fewer different configurations than the model has constants (8); times that are

@@ -78,8 +78,8 @@ class Machine:
         It is the bound of the network, or that of a rank's ports if the network leaves out links.
 
         Args:
-            network: of some of the machine's ranks (``topology``).
-            nbytes: of a rank's buffer.
+            network: a network of some of the machine's ranks (``topology``).
+            nbytes: bytes of a rank's buffer.
         """
         if self.node is not None:
             return self.sends_in(collective.kind, network.num_ranks) * float(nbytes)
