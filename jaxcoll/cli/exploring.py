@@ -521,8 +521,8 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
 @collective_argument
 @click.option("--size", type=SIZES, default=(BUCKET, 10**9), help="25MiB,1GB by default.")
 @click.option(
-    "--backend", type=click.Choice(MACHINES),
-    help="JAX's backend; tpu for slices, else gpu.",
+    "--backend", type=click.Choice(MACHINES), metavar="MACHINE",
+    help="The machine that runs JAX; tpu for slices, else gpu.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")
 @as_json

@@ -1,14 +1,18 @@
 """How well measured times are predicted: by rows of the tables that no prediction has seen.
 
-Four ways, from the nearest to the farthest:
+Six ways, from the nearest to the farthest:
 
 - ``sizes``: a third of the inner sizes of every curve is drawn by a seed and predicted from the
   others (``measured.native``). It is how good ``expect`` is between measured sizes, and how far the
   rows of a table scatter: noise of one row cannot be predicted.
 - ``ranks``: every curve on a number of ranks between others is predicted from these.
+- ``sources``: where two people measured the same collective on machines of one name, the times of
+  one are predicted by those of the other. It is how far a published time may be from one's own.
 - ``links``: the library's own model. Latency and bandwidth of a host's links are fitted to the rows
   that were not drawn, with the schedules of ``LINKS`` for what NCCL runs; the drawn ones are
   predicted.
+- ``charges``: the charges of a machine's programs, fitted without the drawn rows, predict these
+  (``validation.charges``).
 - ``carried``: links fitted on a 4x4x4 torus predict an 8x8x8 one.
 
 The draw depends on the seed and the curve alone: rows of new tables change no other.
@@ -30,6 +34,7 @@ from jaxcoll.measured.native import at, at_size
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
+from jaxcoll.validation import charges
 
 __all__ = [
     "CLASSES",
@@ -66,6 +71,7 @@ _MESHED = {
     "all_to_all": ("direct", 1),
 }
 LINKS = {
+    "a100-host": {"all_reduce": ("nccl_ring", 8)},
     "h100-host": _SWITCHED, "b200-host": _SWITCHED, "gb200-rack": _SWITCHED,
     "gb300-rack": _SWITCHED, "mi300x-host": _MESHED, "mi355x-host": _MESHED,
 }  # fmt: skip
@@ -117,6 +123,7 @@ def class_of(nbytes: Number) -> str:
 PROPERTIES: dict[str, Callable[[Prediction], object]] = {
     "way": lambda each: each.way,
     "machine": lambda each: each.curve.machine,
+    "table": lambda each: each.table,
     "collective": lambda each: each.curve.collective,
     "ranks": lambda each: each.curve.ranks,
     "size_class": lambda each: each.size_class,
@@ -168,7 +175,7 @@ def predictions(way: str, seed: int = 0) -> tuple[Prediction, ...]:
     """All predictions of one way.
 
     Args:
-        way: "sizes", "ranks", "links" or "carried".
+        way: "sizes", "ranks", "sources", "links", "charges" or "carried".
         seed: the seed of the rows that are held out.
 
     Raises:
@@ -240,6 +247,28 @@ def _among(curves: Sequence[Curve], nbytes: int, ranks: int) -> float | None:
     return None if found is None else found.seconds
 
 
+def _by_sources(seed: int) -> Iterator[Prediction]:
+    """Without a draw: no row of a table predicts another of the same table."""
+    for table in tables():
+        for curve in table.curves:
+            others = _of_others(table, curve)
+            if curve.is_chosen and curve.collective != PERMUTE and others:
+                yield from _predicted(
+                    "sources", table, curve,
+                    lambda n, others=others, curve=curve: _among(others, n, curve.ranks),
+                )  # fmt: skip
+
+
+def _of_others(table: Table, curve: Curve) -> list[Curve]:
+    """The curves of other tables on as many ranks: alone before groups, full precision first."""
+    found = [
+        other
+        for others, other in curves_of(curve.machine, curve.collective)
+        if others.name != table.name and other.ranks == curve.ranks and other.is_chosen
+    ]
+    return sorted(found, key=lambda other: (other.dtype == "bf16", other.groups))
+
+
 # ---------------------------------------------------------------------- links
 
 
@@ -276,11 +305,13 @@ def linked(machine: str) -> Topology:
 
 
 def _linked_curves(machine: str) -> list[tuple[Table, Curve]]:
+    # Rows that do not say their type were measured with sums in switches, where these can add.
+    adds = bool(machine_of(machine).topology(_LINKED_RANKS).in_network)
     return [
         (table, curve)
         for table, curve in curves_of(machine)
         if curve.collective in LINKS[machine] and curve.ranks == _LINKED_RANKS
-        and curve.dtype == "f32"
+        and (curve.dtype == "f32" or (not curve.dtype and not adds))
     ]  # fmt: skip
 
 
@@ -288,6 +319,19 @@ def _linked(machine: str, known: Sequence[Curve]) -> Topology:
     runs, network = LINKS[machine], machine_of(machine).topology(_LINKED_RANKS)
     rows = [row for curve in known for row in _timings(curve, *runs[curve.collective])]
     return _fitted(network, [row for row in rows if row.nbytes >= _LINKED_FROM])
+
+
+def _by_charges(seed: int) -> Iterator[Prediction]:
+    for name in charges.MEMORY:
+        costs = charges.fitted(name, lambda curve: drawn(curve, seed))
+        for table, curve, seconds in charges.priced(name, costs):
+            held = drawn(curve, seed)
+            shown = _part(curve, held)
+            rows = zip(shown.nbytes, shown.seconds, seconds[held], strict=True)
+            for nbytes, took, found in rows:
+                yield Prediction(
+                    "charges", table.name, curve, int(nbytes), float(took), float(found)
+                )
 
 
 def _carried(seed: int) -> Iterator[Prediction]:
@@ -330,6 +374,8 @@ def _fitted(topology: Topology, known: Sequence[Timing]) -> Topology:
 WAYS: dict[str, Callable[[int], Iterator[Prediction]]] = {
     "sizes": _by_sizes,
     "ranks": _by_ranks,
+    "sources": _by_sources,
     "links": _by_links,
+    "charges": _by_charges,
     "carried": _carried,
 }

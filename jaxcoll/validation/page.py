@@ -16,6 +16,7 @@ from jaxcoll.validation import (
     errors,
     predictions,
 )
+from jaxcoll.validation.charges import of_slices
 
 _WORST = 20  # rows that are shown by name, of each way
 _LEAST = 2**20  # bytes from which they are
@@ -79,7 +80,8 @@ def _by_sizes(seed: int) -> Iterator[str]:
     yield "## Between measured sizes\n"
     yield (
         "A third of the inner sizes of every curve is held out. It is predicted by a straight\n"
-        "line over bytes between the rows around it, as `jc.expect` reads the tables. Before\n"
+        "line over bytes between the rows around it, as `jc.expect` reads the tables. Below 1 MiB\n"
+        "rows that fall with the size, as cold starts do, count as their median. Before\n"
         "rows are held out, sizes are a factor of two apart, on Fugaku of eight. Where\n"
         "neighbours of one curve differ by chance, so does the prediction.\n"
     )
@@ -105,6 +107,18 @@ def _by_ranks(seed: int) -> Iterator[str]:
     yield from _worst(found)
 
 
+def _by_sources(seed: int) -> Iterator[str]:
+    found = predictions("sources", seed)
+    yield "## By another source\n"
+    yield (
+        "Some tables have the same collective on as many ranks of machines of one name, measured\n"
+        "by other people with other versions of the software. Here each predicts the other.\n"
+        "Nothing is fitted, so this is how far a published time may be from one's own.\n"
+    )
+    yield from _grid(errors(found, ("machine", "table", "size_class")), ("machine", "table"))
+    yield from _worst(found)
+
+
 def _by_links(seed: int) -> Iterator[str]:
     found = predictions("links", seed)
     yield "## By fitted links\n"
@@ -112,14 +126,44 @@ def _by_links(seed: int) -> Iterator[str]:
         "Here the library's own model predicts: one latency and one bandwidth per link. These\n"
         "are fitted to the rows from 1 MiB of four collectives among 8 ranks that are not held\n"
         "out. Schedules stand for the algorithms of NCCL and RCCL (rings, one step on full\n"
-        "meshes). The model knows neither protocols nor sums in switches. Plans, `auto` and\n"
-        "`compare` calculate with such links.\n"
+        "meshes). The model knows neither protocols nor sums in switches. Plans and `auto`\n"
+        "calculate with such links where a network is calibrated.\n"
     )
     yield _figure("links")
     yield from _grid(
         errors(found, ("machine", "collective", "size_class")), ("machine", "collective")
     )
     yield from _worst(found)
+
+
+def _by_charges(seed: int) -> Iterator[str]:
+    found = predictions("charges", seed)
+    yield "## By the charges of programs\n"
+    yield (
+        "`explain`, `compare` and the default price programs by `ExecutionCosts`: links by the\n"
+        "data sheet, and start-ups and delays that are fitted to published permutes, all_to_alls\n"
+        "(steps of schedules) and collectives among 8 ranks (those of `jax.lax`). Here they are\n"
+        "fitted without the rows that are held out, and predict these. The shipped charges have\n"
+        "seen all rows (`scripts/bench charges --record`). No table has a program of several\n"
+        "steps.\n"
+    )
+    yield from _grid(
+        errors(found, ("machine", "collective", "size_class")), ("machine", "collective")
+    )
+    yield from _worst(found)
+    yield (
+        "Of TPUs two sizes of a permute are published for two slices each, too few to hold any\n"
+        "out, and one psum, of which nothing was fitted:\n"
+    )
+    yield "| machine | collective | bytes | measured, us | by the charges `tpu`, us | error, % |"
+    yield "|---|---|---|---|---|---|"
+    for curve, seconds in of_slices():
+        for nbytes, took, by in zip(curve.nbytes, curve.seconds, seconds, strict=True):
+            yield (
+                f"| {curve.machine} | {curve.collective} | {nbytes} | {1e6 * took:.1f} | "
+                f"{1e6 * by:.1f} | {100 * (by / took - 1):+.0f} |"
+            )
+    yield ""
 
 
 def _carried(seed: int) -> Iterator[str]:
@@ -159,7 +203,9 @@ def _by_tables(seed: int) -> Iterator[str]:
 SECTIONS: dict[str, Callable[[int], Iterator[str]]] = {
     "sizes": _by_sizes,
     "ranks": _by_ranks,
+    "sources": _by_sources,
     "links": _by_links,
+    "charges": _by_charges,
     "carried": _carried,
     "tables": _by_tables,
 }

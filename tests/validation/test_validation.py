@@ -66,6 +66,27 @@ def test_a_number_of_ranks_is_predicted_by_others_alone(monkeypatch):
     assert {each.curve.ranks for each in before} == {4, 8, 16, 18, 32, 36, 64}
 
 
+def test_tables_predict_each_other_and_never_themselves(monkeypatch):
+    before = predictions("sources")
+    changed = tuple(
+        dataclasses.replace(
+            table,
+            curves=tuple(dataclasses.replace(each, ns=2 * each.ns) for each in table.curves)
+        ) if table.name == "azure-gb200" else table
+        for table in measured.tables()
+    )  # fmt: skip
+    monkeypatch.setattr(validation, "tables", lambda: changed)
+    after = predictions("sources")
+    for one, other in zip(before, after, strict=True):
+        assert one.predicted == other.predicted
+        assert other.seconds == pytest.approx(one.seconds * (1 + (one.table == "azure-gb200")))
+    large = [each for each in before if each.nbytes >= 2**26]
+    found = errors(large, ("machine", "table"))
+    assert found["gb200-rack", "azure-gb200"].mean < 0.02
+    assert found["gb200-rack", "coreweave-gb200"].mean < 0.1
+    assert found["h100-host", "azure-h100"].mean < 0.2
+
+
 def means(way: str) -> dict[tuple[str, str], float]:
     found = errors(predictions(way), ("machine", "size_class"))
     return {key: each.mean for key, each in found.items()}
@@ -79,10 +100,10 @@ def test_the_means_are_those_that_the_page_claims():
                 if size == words and mean <= most}
         for words, most in TARGETS.items()
     }  # fmt: skip
-    hosts = {"h100-host", "mi300x-host", "mi355x-host"}
+    hosts = {"h100-host", "h200-host", "a100-host", "mi300x-host", "mi355x-host"}
     assert met["from 64 MiB"] == hosts | {"gb200-rack", "gb300-rack", "a3-mega-2-hosts"}
     assert met["1 to 64 MiB"] == hosts | {
-        "gb200-rack", "gb300-rack", "fugaku-4x4x4", "fugaku-8x8x8", "h100-2-hosts"
+        "gb200-rack", "gb300-rack", "fugaku-4x4x4", "fugaku-8x8x8", "h100-2-hosts", "a100-hosts"
     }  # fmt: skip
 
 

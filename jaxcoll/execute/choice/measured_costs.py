@@ -56,6 +56,7 @@ from jaxcoll.simulation.execution_costs import (
     shipped_costs,
 )
 from jaxcoll.simulation.execution_order import LINKS
+from jaxcoll.simulation.step_delays import Delay
 from jaxcoll.synth import synthesize
 
 # Calls of a program are timed together until they take this long, so that clock and dispatch weigh
@@ -429,6 +430,7 @@ def _costs(entry: object, place: str) -> ExecutionCosts:
             native_order=taken.optional("native_order", readers.text),
             source=taken.take("source", readers.text),
             machine=taken.take("machine", readers.text),
+            delays=tuple(_delay(each, place) for each in taken.take("delays", readers.items, ())),
         )
     except FormatError:
         raise
@@ -452,3 +454,14 @@ def _native(entry: object, place: str) -> NativeCost:
     )
     taken.end()
     return cost
+
+
+def _delay(entry: object, place: str) -> Delay:
+    taken = readers.Fields(entry, f"a delay of {readers.glimpse(place)}")
+    delay = Delay(
+        taken.take("peers", readers.whole(1, 2**20)),
+        taken.take("nbytes", readers.items),
+        taken.take("seconds", readers.items),
+    )
+    taken.end()
+    return delay

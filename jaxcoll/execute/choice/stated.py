@@ -197,7 +197,9 @@ def costs_for(
     backend = backend_of(platform)
     if execution is None:
         known = backend if backend in BACKENDS else "cpu"
-        return shipped_costs(known, jax.process_count(), has_links)
+        here = platform == jax.default_backend()
+        device = jax.devices()[0].device_kind if here else ""
+        return shipped_costs(known, jax.process_count(), has_links, device)
     here = machine()
     if execution.machine not in ("", here) and platform == jax.default_backend():
         raise CollectiveError(
