@@ -174,7 +174,7 @@ class CoordinateDescent(Solver):
     def descend(
         self, question: Question, starts: Sequence[SearchResult], *, bounded: bool = True
     ) -> SearchResult:
-        """As ``solve``, from the best of known plans; without a bound if none is requested."""
+        """The result of ``solve`` from the best of known plans; no bound if none is requested."""
         begun, limit = time.perf_counter(), question.options.memory_limit
         best = min(starts, key=lambda start: result_order(start, limit))
         found = self._descend(question, best, begun + self.time_limit, bounded)
