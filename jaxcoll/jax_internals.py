@@ -269,7 +269,7 @@ def check_before_running(kind: type, check: Callable[[str, list, list], None]) -
     programs is wrapped.
 
     Args:
-        kind: of the objects that ``carried`` of ``define`` returned.
+        kind: the kind of the objects that ``carried`` of ``define`` returned.
         check: (name of the program, its objects of that kind, all devices that it runs on) -> None.
     """
     start = pxla.ExecuteReplicated.__call__
@@ -468,7 +468,8 @@ class Inner(NamedTuple):
         jaxpr, constants: the program and the values that it closed over.
         operands: the operands of the call that the program takes.
         is_remat: whether it reruns, in the backward pass of ``jax.checkpoint``.
-        name: of the user's function; empty if it has none, or if the function is JAX's own.
+        name: the name of the user's function; empty if it has none, or if the function is JAX's
+            own.
     """
 
     jaxpr: Any
@@ -718,8 +719,8 @@ def define(
         shape: (operand's shape, **params) -> result's shape.
         out_varying: (operand's varying axes, **params) -> result's.
         weak: (whether the operand's type is weak, **params) -> whether the result's is.
-        transpose: of a linear primitive, (cotangent, **params) -> the operand's cotangent; ``None``
-            for one without derivatives.
+        transpose: for a linear primitive, (cotangent, **params) -> the operand's cotangent;
+            ``None`` for one without derivatives.
         batch: (operand, batch dimension, **params) -> (result, its batch dimension); never called
             for a ``vmap`` over one of the primitive's own axes.
         run: (operand, **params) -> result in terms of other primitives, traced when lowering.

@@ -43,7 +43,7 @@ class PlanQuestion:
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
         stages: a mesh axis, "auto", or ``None``.
-        schedule: of the stages; ``None`` for the better one.
+        schedule: the schedule of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
         narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
         plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast, or

@@ -194,8 +194,8 @@ class Scaled(_Blocks):
         dtype: float8_e4m3fn or float8_e5m2.
         block: number of elements that share a scale of 4 bytes.
 
-        Raises:
-            CollectiveError: the dtype is another one, or a block has less than one element.
+    Raises:
+        CollectiveError: the dtype is another one, or a block has less than one element.
     """
 
     dtype: Any = jnp.float8_e4m3fn
@@ -367,8 +367,8 @@ def wire_of(wire_dtype: Any) -> Wire:
         wire_dtype: a wire, or a dtype: bfloat16 and float16 stand for a cast, float8_e4m3fn and
             float8_e5m2 for a scale for each block of 128.
 
-        Raises:
-            CollectiveError: it is something else, or int8 without a seed.
+    Raises:
+        CollectiveError: it is something else, or int8 without a seed.
     """
     if all(callable(getattr(wire_dtype, name, None)) for name in METHODS):
         if not isinstance(wire_dtype, type):

@@ -233,9 +233,9 @@ class SearchOptions:
         objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger of both ("max").
 
-        Raises:
-            PlanError: the objective is unknown, the limit is not above 0, or a keeping is not in
-                the table.
+    Raises:
+        PlanError: the objective is unknown, the limit is not above 0, or a keeping is not in the
+            table.
     """
 
     keepings: tuple[Keeping, ...] = (table.DEFAULT,)

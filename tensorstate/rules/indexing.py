@@ -33,13 +33,13 @@ Mode = lax.GatherScatterMode
 
 
 class Places(NamedTuple):
-    """How the dimensions of a table, of indices, and of the rows at these belong together.
+    """How the dimensions of a table, of indices, and of the rows at these indices belong together.
 
     Attributes:
-        windows: dimensions of the rows that are windows into the table; others are those of the
-            indices but for their last, which holds one index per column.
-        batching: by dimension of the table the one of the indices that goes along with it.
-        gone: dimensions of the table without a window: rows of it are single elements along them.
+        windows: dimensions of the rows that are windows into the table; the other dimensions are
+            those of the indices except their last, which holds one index per column.
+        batching: by dimension of the table, the dimension of the indices that goes along with it.
+        gone: dimensions of the table without a window: rows are single elements along them.
         indexed: dimensions of the table that the columns index.
     """
 
@@ -50,7 +50,7 @@ class Places(NamedTuple):
 
 
 def _labelled(shapes: Sequence[tuple[int, ...]], places: Places):
-    """Labels of table, indices and rows, and those that need replication.
+    """Labels of table, indices and rows, and the labels that need replication.
 
     An embedding ``table[tokens]`` has table [vocabulary v, width w], indices [batch b, sequence s,
     1] and rows [b, s, w]: v is indexed and gone, and w a window of full size.
@@ -69,7 +69,7 @@ def _labelled(shapes: Sequence[tuple[int, ...]], places: Places):
         at = next(windows)
         if size == rows[at] and d not in places.indexed:
             of_rows[at] = of_table[d]
-        else:  # a part of the dimension, which shards of it do not line up with
+        else:  # a part of the dimension, which does not line up with its shards
             of_rows[at] = next(labels)
             need_replication |= {of_table[d], of_rows[at]}
     return tuple(of_table), tuple(of_index), tuple(of_rows), need_replication
@@ -86,7 +86,7 @@ def gather(
     table, index, rows, need_replication = _labelled(shapes, places)
     reductions: dict[int, Reduce] = {}
     for d in sorted(set(gone) - places.batching.keys()):
-        # All devices but the one that has the row give zero. Booleans have no sum.
+        # All devices except the one that has the row give zero. Booleans have no sum.
         if d in places.indexed and arguments[0].dtype.kind != "b":
             reductions[table[d]] = "sum"
         else:
@@ -140,7 +140,8 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
     dims = equation.arguments[0]
     indexed = [d in numbers.start_index_map for d in range(len(dims))]
-    # A window of a whole dimension is one of the whole shard; others are of replicated dimensions.
+    # A window of a whole dimension covers the whole shard; other windows are of replicated
+    # dimensions.
     sizes = tuple(
         min(taken, shard.size(labels))
         if inside
@@ -156,10 +157,10 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     batch = [d for d in range(out.ndim) if d not in numbers.offset_dims]
     out = jnp.where(lax.broadcast_in_dim(is_local, out.shape, batch), out, jnp.zeros((), out.dtype))
     if mode == Mode.FILL_OR_DROP:
-        # No device has a row outside the table: the first one returns the fill value.
+        # No device has a row outside the table, so the first one returns the fill value.
         fills = ~inside & shard.is_first_shard([label for d in split for label in dims[d]])
         fill = params["fill_value"]
-        if fill is None:  # as ``lax.gather`` chooses it
+        if fill is None:  # the value that ``lax.gather`` chooses
             inexact = jnp.issubdtype(out.dtype, jnp.inexact)
             info = None if inexact else jnp.iinfo(out.dtype)
             fill = np.nan if info is None else info.max if info.min == 0 else info.min
@@ -177,7 +178,7 @@ def _lookup(equation: LocalEqn, index, shard: LocalShard) -> Lookup:
 
 
 def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalShard):
-    """Local indices, a mask of index rows on this device, and one of index rows in the table."""
+    """Local indices, a mask of index rows on this device, and a mask of those in the table."""
     columns, is_local = [], jnp.ones(index.shape[:-1], bool)
     inside = is_local
     for k, d in enumerate(dimensions):
@@ -212,7 +213,7 @@ def _scatter(sums: bool):
         )
         shapes = [argument.shape for argument in arguments]
         table, index, update, need_replication = _labelled(shapes, places)
-        # Two updates of one row, on two devices, add up; of ``scatter`` the later one is to stay.
+        # Two updates of one row, on two devices, add up; with ``scatter`` the later one must stay.
         reductions: dict[int, Reduce] = {}
         for label in sorted(set(index[:-1]) - set(table)):
             if sums:
@@ -258,15 +259,15 @@ def _run_scatter(equation: LocalEqn, arrays, shard: LocalShard):
             unique_indices=False,
         )
     if shard.is_sharded(summed):
-        # Every device adds its own updates; only the first adds them to the table.
+        # Every device adds its own updates; only the first device adds them to the table.
         table = jnp.where(shard.is_first_shard(summed), table, jnp.zeros((), table.dtype))
     scattered = numbers.scatter_dims_to_operand_dims
     if not any(shard.is_sharded(dims[d]) for d in scattered):
         return bind_with(equation, (table, index, update))
     mode = Mode.from_any(equation.params["mode"])
     local, is_local, _ = _local_indices(index, scattered, dims, mode, shard)
-    # Rows of other devices get an index behind the shard, at which updates are dropped. So indices
-    # are neither sorted nor unique any more.
+    # Rows of other devices get an index behind the shard, where updates are dropped. So indices are
+    # no longer sorted or unique.
     outside = jnp.asarray([shard.size(dims[d]) for d in scattered], index.dtype)
     return bind_with(
         equation,
