@@ -79,7 +79,7 @@ class Modelled:
     """A time by the library's model.
 
     Attributes:
-        seconds: of the schedule that it takes for the machine's own.
+        seconds: seconds of the schedule that it takes for the machine's own.
         said: by which links and schedule.
         error: mean relative error on held-out rows; None where it is not known.
     """
@@ -94,7 +94,7 @@ class Expected:
     """Times that are expected at one size.
 
     Attributes:
-        nbytes: of a rank's buffer.
+        nbytes: bytes of a rank's buffer.
         reports: times by measured ones, the fastest first; none where nobody measured.
         model: the model's time, where there are none.
         bound_seconds: what none can beat by the network's data sheet, switches that copy and add
@@ -348,8 +348,8 @@ def own_times(
 
     Args:
         log: a file of ``jc.io.timings``, or its times.
-        kind: of collective.
-        ranks: of the log.
+        kind: the kind of collective.
+        ranks: number of ranks of the log.
         sizes: in bytes; those of the log when None.
         on: the network that the log is held against.
 

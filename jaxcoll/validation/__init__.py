@@ -96,7 +96,7 @@ class Prediction:
     """A measured time, and its prediction by others.
 
     Attributes:
-        way: of predicting, see the module.
+        way: the way of predicting, see the module.
         table: where the time is published.
         curve: that it is on.
         nbytes, seconds: as measured.
@@ -142,7 +142,7 @@ class Errors:
 
     Attributes:
         rows: how many.
-        mean: of their absolute values, relative.
+        mean: the mean of their absolute values, relative.
         worst: the prediction with the largest.
     """
 
@@ -155,7 +155,7 @@ def errors(found: Iterable[Prediction], by: Sequence[str]) -> dict[tuple, Errors
     """Errors of predictions by some of their properties, in the order in which they come.
 
     Args:
-        by: of ``PROPERTIES``: by which there are errors of their own.
+        by: one of ``PROPERTIES``, by which there are errors of their own.
 
     Raises:
         FormatError: no predictions, or another property.
@@ -182,7 +182,7 @@ def predictions(way: str, seed: int = 0) -> tuple[Prediction, ...]:
 
     Args:
         way: "sizes", "ranks", "sources", "links", "charges" or "carried".
-        seed: of the rows that are held out.
+        seed: the seed of the rows that are held out.
 
     Raises:
         FormatError: another way; no seed.

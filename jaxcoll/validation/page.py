@@ -43,7 +43,7 @@ def page(seed: int = 0) -> str:
     """The whole page.
 
     Args:
-        seed: of the rows that are held out.
+        seed: the seed of the rows that are held out.
 
     Raises:
         FormatError: no seed.
@@ -57,8 +57,8 @@ def points(way: str, seed: int = 0) -> dict[str, list[tuple[float, float]]]:
     """Seconds as measured and as predicted, by machine: the points of a figure of the page.
 
     Args:
-        way: of ``FIGURES``.
-        seed: of the rows that are held out.
+        way: one of ``FIGURES``.
+        seed: the seed of the rows that are held out.
 
     Raises:
         FormatError: another way; no seed.
