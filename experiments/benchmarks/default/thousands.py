@@ -68,12 +68,18 @@ def measure(
     return {
         "/ bound": seconds / least,
         "us": seconds * 1e6,
-        "took": chosen_by_auto(schedule) or schedule.provenance.synthesizer,
+        "took": _taken(schedule),
         "chunks": schedule.collective.chunks_per_shard,
         "CPU s": spent,
         "GiB": peak / 2**30,
         "warned": any(issubclass(each.category, SearchWarning) for each in seen),
     }
+
+
+def _taken(schedule: Schedule | OrbitSchedule) -> str:
+    """The synthesizer that made a schedule, or whose schedule auto took."""
+    taken = chosen_by_auto(schedule) if isinstance(schedule, Schedule) else ""
+    return taken or schedule.provenance.synthesizer
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
