@@ -19,13 +19,7 @@ from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.cheapest import (
-    MARGIN,
-    MARGIN_IN_ORDER,
-    candidates,
-    margin_of,
-    taken,
-)
+from jaxcoll.execute.choice.cheapest import MARGIN, MARGIN_IN_ORDER, candidates, margin_of, taken
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.primitives import Native
 from jaxcoll.simulation import ExecutionCosts
