@@ -28,7 +28,7 @@ from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.solver.refusal import refuse_below_least
-from tensorstate.solver.sayable import sayable
+from tensorstate.solver.sayable import fastest, sayable
 
 Narrow = Callable[[Problem, CandidateStrategies], CandidateStrategies]
 """A choice among the strategies of a problem's classes; at least one of each class stays."""
@@ -43,10 +43,11 @@ class PlanQuestion:
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
         stages: a mesh axis, "auto", or ``None``.
-        schedule: of the stages; ``None`` for the better one.
+        schedule: the schedule of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
         narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
-        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast.
+        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast, or
+            only if it is faster; ``None`` for the plan that the solver finds.
     """
 
     options: SearchOptions
@@ -62,7 +63,7 @@ class PlanQuestion:
     progress: Progress | None
     graph: Graph
     narrow: Narrow | None = None
-    plain: bool = False
+    plain: bool | None = None
 
     def plan(self) -> Plan:
         """The best plan."""
@@ -134,12 +135,13 @@ class PlanQuestion:
     ) -> SearchResult:
         # In milliseconds, where a solver may look for a plan until its time is over.
         refuse_below_least(problem, candidates, self.options)
-        found = self._fastest(problem, candidates, solver)
-        if not self.plain:
+        found = self._found(problem, candidates, solver)
+        if self.plain is None:
             return found
-        return sayable(problem, candidates, self.options, solver, found)
+        choose = sayable if self.plain else fastest
+        return choose(problem, candidates, self.options, solver, found)
 
-    def _fastest(
+    def _found(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
         if self.options.objective == "overlap":

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcoll as jc
 from jaxcoll.execute.choice.cheapest import Candidate
-from jaxcoll.execute.choice.explanation import Explanation
+from jaxcoll.execute.choice.explained import Explanation
 from jaxcoll.kinds import kind_of
 from jaxcoll.synth.native import JAX_LAX
 

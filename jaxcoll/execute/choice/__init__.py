@@ -6,7 +6,7 @@ and machine), ``in_force`` (the configuration under which a program is traced), 
 call run by a configuration), ``transports`` (how permutes are carried out), ``cliques``
 (transports that deadlock), ``options`` (of XLA's compilers for them), ``measured_costs`` (the
 charges of this machine), ``cheapest`` (the cheapest of ``jax.lax`` and the schedules) and
-``explanation`` (the reason).
+``explained`` (the reason).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The cheapest way to run a call without ``schedule=``: a schedule or ``jax.lax``.
+"""The cheapest way to run a call without ``schedule=``: a schedule or ``jax.lax``, and the reason.
 
 The price of a candidate is its time on the links of the network, if it is known, plus the machine's
 charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend runs. Only
 synthesizers that answer within a few hundredths of a second are candidates, because a program that
-is being traced waits for them. ``explanation`` shows the candidates and their predicted times.
+is being traced waits for them. ``explain_choice`` shows the candidates and their predicted times.
 """
 
 from __future__ import annotations
