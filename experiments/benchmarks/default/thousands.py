@@ -26,6 +26,8 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError, SearchWarning
 from jaxcoll.io.files import write_text
+from jaxcoll.orbits import OrbitSchedule
+from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
