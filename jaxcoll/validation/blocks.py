@@ -32,7 +32,7 @@ class BlockLaw:
         step, block: seconds of a step, and of a block.
         bandwidth: bytes per second of a node's links.
         sizes: bytes of a block, ascending.
-        parts: of the links' speed that blocks of each size reach, at most 1.
+        parts: parts of the links' speed that blocks of each size reach, at most 1.
     """
 
     step: float
@@ -46,9 +46,9 @@ class BlockLaw:
         """The law that times on one torus state.
 
         Args:
-            curve: of the algorithm.
-            doubling: of recursive doubling on as many ranks.
-            sides: of the torus.
+            curve: the curve of the algorithm.
+            doubling: the curve of recursive doubling on as many ranks.
+            sides: sides of the torus.
             bandwidth: bytes per second of a node's links.
         """
         step = float(doubling.seconds.min()) / math.log2(doubling.ranks)

@@ -39,7 +39,7 @@ class Explanation:
 
     Attributes:
         collective: on the network, its groups those of the mesh axis.
-        nbytes: of the larger of a rank's input and output, as it is sent.
+        nbytes: bytes of the larger of a rank's input and output, as it is sent.
         topology: the network; ``None`` where it is unknown.
         costs: the machine's charges.
         candidates: priced, the fastest first; those that are not defined are last.
@@ -160,7 +160,7 @@ def explain_choice(
         largest: as for ``jc.ragged_all_to_all``: integers of shape (size, size), from source to
             destination, by place in the group. Of that collective alone, which needs it.
         wire_dtype: as for ``jc.psum``; of "psum" the exchange is explained, then the gather.
-        dtype: of the operand, whose elements a wire sends.
+        dtype: the dtype of the operand, whose elements a wire sends.
 
     Raises:
         CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a
@@ -196,7 +196,7 @@ class _Where:
     """The machine on which a call is explained.
 
     Attributes:
-        groups: of its ranks; ``None`` for one of all ranks of the network.
+        groups: groups of its ranks; ``None`` for one of all ranks of the network.
         network: ``None`` where it is unknown.
         several: whether ranks of a group differ along several axes.
     """
