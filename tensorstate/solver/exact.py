@@ -78,13 +78,10 @@ def solve_by_size(
     """A program and its solution; unless it is small, among preselected strategies.
 
     The bound is valid for all strategies. Reshards of the preselected strategies first pass through
-    few placements; such a program has a fiftieth of the size. If its solution is farther than
-    ``gap`` from the bound, they pass through all placements. Then, if the program is not very
-    large, the remaining time goes to the program of all strategies.
-
-    If the likeliest strategies of a relaxation are a plan within the gap, no second program is
-    needed. This is common for baselines, which leave most classes one strategy. Branch and bound
-    took ten times as long.
+    few placements, in a program of a fiftieth of the size. If its solution is farther than ``gap``
+    from the bound, they pass through all placements. Then, if the program is not very large, the
+    remaining time goes to the program of all strategies. None of this is needed if the likeliest
+    strategies of a relaxation are a plan within the gap, which is common for baselines.
     """
     left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
     full.program.progress = progress
