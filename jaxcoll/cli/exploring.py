@@ -548,27 +548,19 @@ def explain(network, collective, size, backend, show_all, wire, largest, as_json
     jaxcoll explain dgx-h100:2 all_to_all --largest tokens.txt
     """
     import jaxcoll as jc
-    from jaxcoll.kinds import kind_of, names_in
+    from jaxcoll.kinds import kind_of
     from jaxcoll.synth.auto import chosen_by_auto
 
-    if kind_of(collective).lax is None:
-        known = ", ".join(names_in("lax"))
-        raise click.UsageError(f"jax.lax has no {collective} to compare with; explain {known}")
-    if network.num_ranks == 1:
-        raise click.UsageError(f"{network.name} has one rank, with nothing to send")
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
-    _check_fed(network, backend)
+    _check_explained(network, collective, backend)
     if wire is not None or largest is not None:
-        rows = _of_fewer_bytes(network, collective, size, backend, wire, largest)
+        found = _of_fewer_bytes(network, collective, size, backend, wire, largest)
         if as_json:
             facts = {"network": str(network.name), "collective": collective, "backend": backend}
-            print_json({**facts, "rows": [row for row, _ in rows]})
-            return 0
-        for row, inside in rows:
-            share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
-            took = f"{time_text(row['seconds'])}, {share}"
-            click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
+            print_json({**facts, "rows": [row for row, _ in found]})
+        else:
+            _echo_fewer_bytes(found)
         return 0
     told, rows = [], []
     with working("pricing candidates") as report:
@@ -600,6 +592,31 @@ def explain(network, collective, size, backend, show_all, wire, largest, as_json
         for inside in told:
             click.echo(f"\n{inside}")
     return 0
+
+
+def _check_explained(network, collective: str, backend: str) -> None:
+    """Refuse what has no price of ``jax.lax`` to compare with.
+
+    Raises:
+        click.UsageError: a collective that ``jax.lax`` does not have, a network of one rank, or
+            links that a CPU cannot feed.
+    """
+    from jaxcoll.kinds import kind_of, names_in
+
+    if kind_of(collective).lax is None:
+        known = ", ".join(names_in("lax"))
+        raise click.UsageError(f"jax.lax has no {collective} to compare with; explain {known}")
+    if network.num_ranks == 1:
+        raise click.UsageError(f"{network.name} has one rank, with nothing to send")
+    _check_fed(network, backend)
+
+
+def _echo_fewer_bytes(found: Sequence[tuple[dict[str, Any], Any]]) -> None:
+    """Print each explanation, and its time beside that of the plain call."""
+    for row, inside in found:
+        share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
+        took = f"{time_text(row['seconds'])}, {share}"
+        click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
 
 
 def _of_fewer_bytes(
