@@ -33,6 +33,8 @@ class Hardware:
         network: costs of collectives that were measured with the device. A search on their mesh
             uses them if it is given neither a topology nor a network.
         overlaps: whether collectives run beside compute. CPU devices do one thing at a time.
+        has_ragged: whether XLA has an all_to_all of slices of unequal sizes; for CPUs it has none,
+            and slices are padded to the largest.
         host_bandwidth: bytes per second of a device's copies to the memory of its host, and of
             those back, each way by itself and with all devices of the host at work; ``None`` where
             nothing is to be kept there.
@@ -45,6 +47,7 @@ class Hardware:
     execution: ExecutionCosts | str | None = None
     network: CollectiveCostModel | None = None
     overlaps: bool = True
+    has_ragged: bool = True
     host_bandwidth: float | None = None
 
     @classmethod
@@ -79,9 +82,9 @@ class Hardware:
         """
         found = measured(mesh, cache, seconds, progress)
         network = MeasuredCosts(MeshShape.of(found.axes), found.collectives)
-        overlaps = mesh.devices.flat[0].platform != "cpu"
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
         rates = found.flops, found.memory_bandwidth, found.memory
-        return cls(found.name, *rates, network=network, overlaps=overlaps)
+        return cls(found.name, *rates, network=network, overlaps=not is_cpu, has_ragged=not is_cpu)
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -98,7 +101,7 @@ class Hardware:
         if not self.flops:
             raise PlanError(f"flops of {named(self.name)} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
-        checks.flag_fields(self, PlanError, "overlaps")
+        checks.flag_fields(self, PlanError, "overlaps", "has_ragged")
         if self.network is not None:
             checks.instance(self.network, CollectiveCostModel, "network", PlanError)
 
@@ -125,8 +128,10 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9, host_bandwidth=15e9),
         # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
         # topology alone, "CPU devices" for those of one host, which share its memory and cores.
-        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False),
-        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu", overlaps=False),
+        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False, has_ragged=False),
+        Hardware(
+            "CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, "cpu", overlaps=False, has_ragged=False
+        ),
     )
 }
 

@@ -147,10 +147,10 @@ class Plan:
         tensors and operators, and to what other shardings would cost there.
 
         Args:
-            title: of the page.
+            title: the title of the page.
             other: a plan to stand beside this one, as ``solve_baseline`` makes it; its mesh, its
                 limit and its step may be others.
-            names: of the two plans.
+            names: names of the two plans.
 
         Raises:
             PlanError: a title or names that are not texts, or another plan that is none.

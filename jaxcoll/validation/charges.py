@@ -4,11 +4,11 @@ A step of a program sends to one other rank or to several. The times of the firs
 permutes (over the patterns that were measured their geometric mean), the times of the others those
 of an all_to_all among as many ranks. Both are split into a start-up of the step, one per message,
 the links by the data sheet, and the rest, which ``ExecutionCosts.delays`` has as curves. The copies
-of a program are not part of these times; they are charged at the memory's data sheet. ``jax.lax`` has the
-start-up and the time per byte that its collectives among 8 ranks take beyond the links.
+of a program are not part of these times; they are charged at the memory's data sheet. ``jax.lax``
+has the start-up and the time per byte that its collectives among 8 ranks take beyond the links.
 
 Fitted without the rows that the seed draws, charges say how good they are (``predicted``); with all
-rows they are what the library ships (``simulation/charges.json``).
+rows they are those that the library ships (``simulation/charges.json``).
 """
 
 from __future__ import annotations

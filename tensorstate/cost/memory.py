@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.ir.placements import MeshShape, Placements, all_placements
+from tensorstate.ir.placements import Exchange, MeshShape, Placements, RingStrategy, all_placements
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Category, Holds, Keeping, Span
 from tensorstate.keeping.table import Kept
@@ -93,6 +93,14 @@ class Shares(Protocol[Share]):
         """
         ...
 
+    def produced_by(self) -> Mapping[Strategy, Iterable[Share]]:
+        """The share produced under each strategy."""
+        ...
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[Share]]:
+        """The share that a consumer class, of a node, reads under each strategy."""
+        ...
+
     def made(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
         """The share produced in each placement, and kept in this way."""
         return self.produced(keeping.__eq__)
@@ -155,6 +163,7 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
             yield Term("loop_resident", in_place, -nbytes)
     yield from _live_terms(problem, group, live, shares)
     yield from _ring_terms(problem, group, live, shares)
+    yield from _exchange_terms(problem, group, live, shares)
 
 
 def _ring_terms(
@@ -164,7 +173,7 @@ def _ring_terms(
 
     Only a ring shards along keys. Their gradients are accumulated in 32 bits or more.
     """
-    points, dtype = problem.liveness.program_points, problem.graph.tensors[group.tensors[0]].dtype
+    dtype = problem.graph.tensors[group.tensors[0]].dtype
     wide = max(1, SUMS_ITEMSIZE // dtype.itemsize)
 
     def terms(
@@ -177,19 +186,61 @@ def _ring_terms(
                 nbytes = 2 * problem.local_bytes(group, placements)
                 yield Term("temporaries", share, nbytes * runs)
 
-    made = problem.strategies[group.class_id].ring
-    if made is not None:
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, RingStrategy):
         yield from terms(group.labels, made.keys, shares.produced(), wide * live.producing)
     for number, consumer in enumerate(group.consumer_classes):
-        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].ring
-        if ring is None:
+        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].pairing
+        if not isinstance(ring, RingStrategy):
             continue
-        runs = np.zeros(len(points))
-        for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
-            operator = problem.graph.nodes[node].members[0].operator
-            at = np.searchsorted(points, problem.liveness.at[operator])
-            runs[min(at, len(points) - 1)] += 1
+        runs = _runs(problem, group, number)
         yield from terms(consumer.labels, ring.keys, shares.awaiting(number), runs)
+
+
+def _runs(problem: Problem, group: TensorGroup, number: int) -> np.ndarray:
+    """At every program point, the nodes of a consumer class of a group that run there."""
+    points = problem.liveness.program_points
+    runs = np.zeros(len(points))
+    for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
+        operator = problem.graph.nodes[node].members[0].operator
+        at = np.searchsorted(points, problem.liveness.at[operator])
+        runs[min(at, len(points) - 1)] += 1
+    return runs
+
+
+def _exchange_terms(
+    problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
+) -> Iterator[Term[Share]]:
+    """Rows that arrive at experts, and their results before they are sent back.
+
+    An expert may get all rows, so there is room for all of them; and for as many blocks where
+    slices are padded.
+    """
+
+    def terms(
+        exchange: Exchange,
+        class_id: int,
+        labels: Sequence[int],
+        by: Mapping[Strategy, Iterable[Share]],
+        runs: np.ndarray,
+    ) -> Iterator[Term[Share]]:
+        for strategy, parts in by.items():
+            if exchange.label in strategy and exchange.rows in labels:
+                size = problem.mesh.sizes[strategy.index(exchange.label)]
+                shards = problem.shards_of(class_id, strategy, tuple(labels))
+                room = (1 if problem.hardware.has_ragged else 2) * size * group.nbytes // shards
+                for share in parts:
+                    yield Term("temporaries", share, room * runs)
+
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, Exchange):
+        yield from terms(made, group.class_id, group.labels, shares.produced_by(), live.producing)
+    for number, consumer in enumerate(group.consumer_classes):
+        own = consumer.class_id
+        read = None if own is None else problem.strategies[own].pairing
+        if own is not None and isinstance(read, Exchange):
+            runs = _runs(problem, group, number)
+            yield from terms(read, own, consumer.labels, shares.read_by(number), runs)
 
 
 def _reshard_terms(
@@ -524,6 +575,13 @@ class _DecidedShares(Shares[float]):
     def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, Iterable[float]]:
         share = self._share(lambda r: kept(r.keeping))
         return {self.source: [share]} if share else {}
+
+    def produced_by(self) -> Mapping[Strategy, Iterable[float]]:
+        return {self.strategies[self.group.class_id]: [1.0]}
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[float]]:
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else {self.strategies[class_id]: [1.0]}
 
     def awaiting(
         self, consumer: int | None, kept: KeepingsThat = any_keeping
