@@ -345,19 +345,8 @@ def solve_within_limit(
     Raises:
         PlanError: nothing was found in time, without a memory limit.
     """
-    problem, candidates, options = question.problem, question.candidates, question.options
-    start, limit, deadline = time.perf_counter(), options.memory_limit, question.deadline
-
-    def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
-        # Not under a limit, whose constraints hold on to the first program.
-        if question.programs is None or prune_placements or limit is not None:
-            asked = problem, candidates, options
-            built = Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
-        else:
-            built = question.programs.of(problem, candidates, options, deadline)
-        built.program.progress = question.progress
-        return built
-
+    candidates, limit = question.candidates, question.options.memory_limit
+    start, build = time.perf_counter(), functools.partial(_built, question)
     end = start + solver.time_limit
     share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
     until = start + share * solver.time_limit
@@ -390,6 +379,21 @@ def solve_within_limit(
     if least is None or not least.cost.memory.fits(limit):
         return Infeasible(least is not None and nbytes > limit, least, nbytes)
     return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
+
+
+def _built(
+    question: Question, candidates: CandidateStrategies, prune_placements: bool
+) -> Formulation:
+    """The program of a question for some candidates, which tells who listens."""
+    problem, options, deadline = question.problem, question.options, question.deadline
+    # Not under a limit, whose constraints hold on to the first program.
+    if question.programs is None or prune_placements or options.memory_limit is not None:
+        asked = problem, candidates, options
+        built = Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
+    else:
+        built = question.programs.of(problem, candidates, options, deadline)
+    built.program.progress = question.progress
+    return built
 
 
 def _find_fitting(
