@@ -398,7 +398,7 @@ class Program:
         Args:
             time_limit: seconds.
             tolerance: relative gap to stop at.
-            threads: of the solver.
+            threads: number of threads of the solver.
 
         Raises:
             RuntimeError: the solver refuses the program.

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Role
-from tensorstate.ir.placements import REPLICATED
+from tensorstate.ir.placements import REPLICATED, RingStrategy
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 
@@ -97,7 +97,11 @@ class Baselines:
     @functools.cached_property
     def _ring_places(self) -> frozenset[int]:
         """Factors of the queries that ring attention shards."""
-        queries = [(o.operands[0], o.ring.queries) for o in self.graph.operators if o.ring]
+        queries = [
+            (o.operands[0], o.pairing.queries)
+            for o in self.graph.operators
+            if isinstance(o.pairing, RingStrategy)
+        ]
         return frozenset(
             self.graph.tensors[use.tensor].dims[use.labels.index(label)] for use, label in queries
         )
@@ -139,8 +143,11 @@ class Baselines:
                     dims = self.graph.tensors[use.tensor].dims
                     for factor, label in zip(dims, use.labels, strict=True):
                         factor_of[member.labels[label]] = factor
-            if (ring := self.problem.strategies[class_id].ring) is not None:
-                factor_of[ring.label] = factor_of[ring.queries]
+            pairing = self.problem.strategies[class_id].pairing
+            if pairing is not None:
+                # Queries of a ring; of an exchange the experts, whose devices compute.
+                of_work = pairing.queries if isinstance(pairing, RingStrategy) else pairing.owners
+                factor_of[pairing.label] = factor_of[of_work]
             by_class.append(tuple(factor_of))
         return tuple(by_class)
 

@@ -1,6 +1,6 @@
-"""The parallelism of a plan, by the names that people give it, and in a sentence.
+"""The parallelism of a plan, by its established names, and in a sentence.
 
-The established names, per mesh axis, are read off the decisions.
+The names, per mesh axis, are derived from the decisions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.report.units import size
 
-# A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
-# tensor alone, so that few plans follow one name everywhere.
+# A name applies if at least this share of the FLOPs or bytes follows it. The search decides for
+# every tensor alone, so few plans follow one name everywhere.
 MIN_SHARE = 0.5
 
 
@@ -140,33 +141,36 @@ def _parallelisms(
             f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
             f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
         ]
-    # By the factor that products are sharded along on this axis: the batch is data parallelism, the
-    # sequence context parallelism, experts are expert parallelism, and what products sum over or
-    # make new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
+    # Named by the factor along which the axis shards products: the batch is data parallelism, the
+    # sequence context parallelism, and experts expert parallelism. What products sum over or make
+    # new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
-    has_ring = any(  # whether keys and values go round along the axis
-        send.axis == axis
+    within = {  # whether keys and values go round along the axis, and whether rows are exchanged
+        send.is_around
         for class_id, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(class_id, strategy)
-    )
-    ring = " (ring attention)" if has_ring else ""
+        for send in problem.inner_sends(class_id, strategy)
+        if send.axis == axis and problem.node(class_id).kind == "einsum"
+    }
+    ring = " (ring attention)" if True in within else ""
     if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
         names.append(f"context parallel{ring}")
     elif ring:
         names.append("ring attention")
     experts = expert_factors(problem)
-    if experts and _share(flops_of, experts):
+    if False in within:
+        names.append("expert parallel (rows exchanged)")
+    elif experts and _share(flops_of, experts):
         names.append("expert parallel")
     named = baselines.batch | baselines.sequence | experts
     inner = sum(
         flops for factor, flops in flops_of.items() if factor is not None and factor not in named
     )
-    # A tenth, not MIN_SHARE: beside a batch that is sharded in most products, a vocabulary or an
-    # MLP that is not is worth a name.
+    # A tenth instead of MIN_SHARE: if the batch is sharded in most products, a vocabulary or an MLP
+    # that is sharded in another way still deserves a name.
     if total and inner >= 0.1 * total:
         spread = _is_sequence_parallel(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
@@ -186,7 +190,7 @@ def flops_by_factor(
         node = problem.node(class_id)
         if node.kind not in ("einsum", "window") or node.phase != "forward":
             continue
-        # Of the forward pass alone, whose factors the products of the backward pass repeat.
+        # Only the forward pass counts: products of the backward pass repeat its factors.
         flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
         placement = strategy[axis]
         factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
@@ -195,10 +199,10 @@ def flops_by_factor(
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
-    """Batch factors of a product with a parameter to which tokens are routed.
+    """The batch factors of products with a parameter to which tokens are routed.
 
-    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts,
-    and come back, by products or by indices; members meet only in a mean.
+    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts
+    and come back by products or by indices; members meet only in a mean.
     """
     experts, routed = set(), set[int]()
     tensors = problem.graph.tensors
@@ -219,7 +223,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
             if not is_parameter(problem.graph, use.tensor):
                 continue
             # [tokens, experts, width] with weights [experts, width, hidden]: "experts" is in all
-            # three, while a width is summed over, and heads come with the weights.
+            # three arrays, while a width is summed over, and heads come with the weights.
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
@@ -230,7 +234,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
     """DDP or a stage of ZeRO, by the inputs that are sharded along the axis.
 
-    "batch sharded" where no gradient is reduced along it: a name would promise that.
+    It is "batch sharded" if no gradient is reduced along the axis, since a name would promise that.
     """
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
@@ -242,7 +246,7 @@ def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: 
 
 
 def _gathered_once(problem: Problem, cost: Cost) -> float:
-    """The share of the bytes of parameters of which gathered copies stay for the backward pass."""
+    """The share of the parameters' bytes whose gathered copies stay for the backward pass."""
     copied, total = 0, 0
     for reshard in cost.reshards:
         group = problem.tensor_groups[reshard.group]
@@ -255,8 +259,7 @@ def _gathered_once(problem: Problem, cost: Cost) -> float:
 
 def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
     """Whether sums are completed along an axis after the forward pass, as DDP's gradients are."""
-    # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
-    # all.
+    # This is false for a step without parameters and for inference, which only shard a batch.
     return any(
         step.axis == axis and step.collective is not None and step.collective.adds
         for reshard in cost.reshards
@@ -287,8 +290,8 @@ def _is_sequence_parallel(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
-    # The norms and residual sums between the products of layers: Megatron shards products only, and
-    # with sequence parallelism these too, so that no device repeats them.
+    # These are the norms and residual sums between the products of layers. Megatron shards only
+    # products; with sequence parallelism it shards these too, so that no device repeats them.
     along = total = 0
     for class_id, strategy in enumerate(decisions.strategies):
         node = problem.node(class_id)
@@ -306,7 +309,7 @@ def _is_sequence_parallel(
 
 # ---------------------------------------------------------------------- a sentence
 
-# What every device along an axis has, by the name of the parallelism.
+# The part of every device along an axis, by the name of the parallelism.
 _HAS = {
     "DDP": "a part of the batch and all parameters, whose gradients are summed",
     "batch sharded": "a part of the batch",
@@ -322,11 +325,12 @@ _HAS = {
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
     "expert parallel": "a part of the experts",
+    "expert parallel (rows exchanged)": "a part of the experts, to which rows are sent",
 }
 
 
 def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
-    """A plan as one describes it to a colleague: by mesh axis the part that each device has.
+    """A plan described as to a colleague: by mesh axis, the part that each device has.
 
     "Mostly" is said of the part that most arithmetic and most bytes of parameters follow.
     """
@@ -346,5 +350,8 @@ def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
         devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)
         named = " and ".join(f"`{problem.mesh.names[axis]}`" for axis in along)
         parts.append(f"of the {devices} devices along {named} {each}")
-    text = "; ".join(parts) or "one device does all of it"
+    parts = parts or ["one device does all of it"]
+    if cost.memory.host:
+        parts.append(f"on the host wait {size(cost.memory.host)} of activations of each device")
+    text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

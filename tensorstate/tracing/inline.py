@@ -68,8 +68,8 @@ def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int =
         loops: whether loops stay loops, stay and are paired, or scans are unrolled.
         runs: number of successive loops into which a scan is split.
 
-        Raises:
-            PlanError: the function has side effects, or its loops are too long to unroll.
+    Raises:
+        PlanError: the function has side effects, or its loops are too long to unroll.
     """
     inliner = _Inliner(pins, loops, runs)
     jaxpr, values = jax_internals.parts_of(closed)
