@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -74,8 +73,8 @@ class Collective:
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | tuple[int, ...] | None = None
-    # Stored as a tuple of integers, as PairShares, or as None; rows of numbers are accepted too.
-    shares: Any = None
+    # Stored as a tuple of integers, as PairShares, or as None.
+    shares: Sequence[int] | Sequence[Sequence[Number]] | np.ndarray | PairShares | None = None
     helpers: bool = True
 
     def __post_init__(self) -> None:
@@ -239,6 +238,12 @@ class Collective:
         return int(max(goes.sum(axis=0).max(), goes.sum(axis=1).max()))
 
     @property
+    def rank_shares(self) -> tuple[int, ...] | None:
+        """The shares of ranks; None where all ranks have equal shares, and for an all_to_all."""
+        shares = self.shares  # a tuple of whole numbers since the collective was made
+        return shares if isinstance(shares, tuple) else None  # type: ignore[return-value]
+
+    @property
     def pair_shares(self) -> PairShares | None:
         """The shares of pairs; None where all pairs have equal shares, and for other kinds."""
         return self.shares if isinstance(self.shares, PairShares) else None
@@ -252,8 +257,8 @@ class Collective:
         """Number of chunks of a group of ``size`` ranks."""
         if self.pair_chunks is not None:
             return int(self.pair_chunks.sum())
-        if isinstance(self.shares, tuple):
-            return self.chunks_per_shard * sum(self.shares)
+        if self.rank_shares is not None:
+            return self.chunks_per_shard * sum(self.rank_shares)
         return self.chunks_per_shard * self.traits.shards.count(size)
 
     @functools.cached_property
@@ -318,7 +323,7 @@ class Collective:
                     owner, target = ranks, np.repeat(root, len(ranks))
             chunks = self.pair_chunks
             if chunks is None:
-                chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
+                chunks = np.asarray(self.rank_shares or 1) * self.chunks_per_shard
             chunks = chunks.ravel()
             owners.append(np.repeat(owner, chunks))
             targets.append(np.repeat(target, chunks))

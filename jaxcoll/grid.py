@@ -50,12 +50,6 @@ class Grid:
         """Number of ranks."""
         return math.prod(self.shape)
 
-    @property
-    def is_equal_sided(self) -> bool:
-        """Whether all sides longer than 1 are equal, and all of them wrap or none does."""
-        kinds = {(s, w) for s, w in zip(self.shape, self.wrap, strict=True) if s > 1}
-        return len(kinds) <= 1
-
     def coordinates(self) -> np.ndarray:
         """Coordinates of every rank, int64 of shape (size, dimensions)."""
         return np.stack(np.unravel_index(np.arange(self.size), self.shape), axis=1)

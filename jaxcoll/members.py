@@ -12,7 +12,7 @@ its one link to rank 1 has all to carry.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -94,8 +94,7 @@ def side_by_side(
         parts: the groups in which there is something to do, in their order.
         found: a schedule of each, with as many chunks per shard as ``whole``.
     """
-    numbers = {group: g for g, group in enumerate(whole.groups)}
-    first = [whole.chunk_ptr[numbers[tuple(part.group.tolist())]] for part in parts]
+    first = _first_chunks(whole, {tuple(part.group.tolist()) for part in parts})
     edges = [part.on_whole(each.edges) for part, each in zip(parts, found, strict=True)]
     edges_before = np.cumsum([0, *map(len, edges[:-1])])
     hops_before = np.cumsum([0, *(each.path_ptr[-1] for each in edges[:-1])])
@@ -125,13 +124,18 @@ def beside_lone_ranks(found: Schedule, whole: Collective) -> Schedule:
     """A schedule of groups, as one of them and groups of one rank, in which there is nothing to do.
 
     Args:
-        found: of the groups of several ranks, in their order.
+        found: groups of several ranks that were found, in their order.
         whole: with as many chunks per shard.
     """
-    first = [at for at, group in zip(whole.chunk_ptr, whole.groups, strict=False) if len(group) > 1]
-    moved = np.array(first) - found.collective.chunk_ptr[:-1]
+    moved = _first_chunks(whole, found.collective.groups) - found.collective.chunk_ptr[:-1]
     chunk = found.chunk + moved[found.collective.group_of_chunk[found.chunk]]
     return dataclasses.replace(found, collective=whole, chunk=chunk)
+
+
+def _first_chunks(whole: Collective, groups: Container[tuple[int, ...]]) -> np.ndarray:
+    """The first chunk of each of some groups of a collective, in the order of the groups."""
+    first = zip(whole.groups, whole.chunk_ptr[:-1], strict=True)
+    return np.asarray([at for group, at in first if group in groups], np.int64)
 
 
 def _some(group: np.ndarray) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxcoll import failures
-from jaxcoll.devices import describe_devices, describe_graph, make_graph
+from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError, named
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
@@ -26,6 +26,7 @@ from jaxcoll.links import (
     warn_of_units,
 )
 from jaxcoll.links.capable_switches import NOTHING, InNetwork, chosen
+from jaxcoll.networkx_graphs import describe_graph, make_graph
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number
@@ -233,9 +234,9 @@ class Topology(Links):
         dropped.
 
         Args:
-            factors: of the bandwidth, above 0, by link number, or by pair (u, v) for all links from
-                vertex u to vertex v, or by the name of a rank, switch or host for all links between
-                it and the others. A link that is named twice is scaled twice.
+            factors: factors of the bandwidth, above 0, by link number, or by pair (u, v) for all
+                links from vertex u to vertex v, or by the name of a rank, switch or host for all
+                links between it and the others. A link that is named twice is scaled twice.
 
         Raises:
             TopologyError: a link or name that does not exist, or a factor that is not above 0;
@@ -414,7 +415,7 @@ class Topology(Links):
         of a slice has the links between its members only: a dimension closes into a ring where the
         subgrid spans the slice. Other devices are linked to one switch per host, or to each
         other where their kind is wired so, and to a network switch if there are several hosts.
-        ``jaxcoll.devices.DEVICE_KINDS`` has the assumed wiring and speeds; for a kind that it
+        ``jaxcoll.device_kinds.DEVICE_KINDS`` has the assumed wiring and speeds; for a kind that it
         does not have, an ``AssumptionWarning`` says what is assumed.
 
         Args:

@@ -11,6 +11,7 @@ The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``
 
 import logging
 
+from tensorstate.collective_costs import AlphaBetaCosts, CollectiveCostModel, ScheduleCosts
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
 from tensorstate.cost.memory import Memory
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
@@ -23,13 +24,7 @@ from tensorstate.execution.placement_table import (
 from tensorstate.execution.sharded_step import ShardedStep
 from tensorstate.export.axis_rules import AxisRules
 from tensorstate.export.specs import PlanSpecs
-from tensorstate.hardware import (
-    HARDWARE,
-    AlphaBetaCosts,
-    CollectiveCostModel,
-    Hardware,
-    ScheduleCosts,
-)
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.mesh_search import search_mesh

@@ -15,14 +15,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.errors import PlanError
 from tensorstate.export.plan_file import PlanFile
-from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.plan import Plan
 from tensorstate.problem.constraints import from_partition_spec
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.problem.untying import Spec
 from tensorstate.solver.base import CandidateStrategies
 from tensorstate.step_search import search_narrowed

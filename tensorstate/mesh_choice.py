@@ -24,10 +24,11 @@ import numpy as np
 
 from jaxcoll.synth import Bucket, Direct, Ring
 from jaxcoll.topology import Topology
+from tensorstate.collective_costs import CANDIDATES, ScheduleCosts
 from tensorstate.cost.cost import SearchOptions, result_order
 from tensorstate.deadline import is_over
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CANDIDATES, Hardware, ScheduleCosts
+from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan, reprice
 from tensorstate.problem.mesh_assignments import MeshAssignment, mesh_assignments

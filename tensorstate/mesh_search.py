@@ -14,9 +14,10 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
+from tensorstate.collective_costs import CANDIDATES, ScheduleCosts
 from tensorstate.cost.cost import SearchResult, estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CANDIDATES, ScheduleCosts, hardware_named
+from tensorstate.hardware import hardware_named
 from tensorstate.ir.graph import Graph
 from tensorstate.plan import Plan
 from tensorstate.problem.mesh_assignments import (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -18,44 +17,34 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress as Event
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
-from tensorstate.deadline import LEAST_LIMIT_S, LEAST_SECONDS
+from tensorstate.collective_costs import CollectiveCostModel, ScheduleCosts
+from tensorstate.cost.cost import SearchOptions
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
+from tensorstate.hardware import Hardware, hardware_named
 from tensorstate.ir.graph import Graph, LoopForm
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
-from tensorstate.keeping.table import allowed, optional
+from tensorstate.keeping.table import allowed, check_priced, optional
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
+from tensorstate.plan_question import Narrow, PlanQuestion
 from tensorstate.problem.constraints import (
     Spec,
-    apply_constraints,
     checked_forbidden,
     checked_pins,
 )
 from tensorstate.problem.pipeline import (
     Schedule,
     checked_schedule,
-    find_num_stages,
-    stream_counts,
-    stream_factor,
 )
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.untying import untie
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.linear_program import Progress
-from tensorstate.solver.overlap import retimed, search_overlapped
-from tensorstate.solver.plain import simplify
-from tensorstate.solver.refusal import refuse_below_least
-from tensorstate.solver.sayable import sayable
+from tensorstate.solver.growing_program import Progress
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
-
-Narrow = Callable[[Problem, CandidateStrategies], CandidateStrategies]
-"""From the strategies of a problem's classes some of them, at least one each."""
 
 
 def search(
@@ -69,6 +58,7 @@ def search(
     hardware: str | Hardware = "A100",
     memory_limit: float | str | None = None,
     recompute: bool = False,
+    offload: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
     padding: bool | float | Mapping[int, int] = False,
@@ -85,8 +75,9 @@ def search(
 
     Args:
         step: a function that JAX can trace, or its graph from ``trace``. Scans stay loops. With
-            ``recompute`` the loops of a function are traced in pairs (see ``trace``); in a graph,
-            only loops that were traced in pairs can have recomputed bodies.
+            ``recompute`` or ``offload`` the loops of a function are traced in pairs (see
+            ``trace``); in a graph, only loops that were traced in pairs can have recomputed or
+            offloaded bodies.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
@@ -100,6 +91,9 @@ def search(
         memory_limit: bytes per device, as a number or as a text such as "80GB"; by default the
             device's memory, ``math.inf`` for no limit.
         recompute: whether activations may be recomputed in the backward pass.
+        offload: whether activations of a mebibyte or more may wait for the backward pass in the
+            memory of the host. Copies there and back take ``hardware.host_bandwidth`` each way,
+            and are priced as if nothing were computed meanwhile.
         microbatches: number of equal parts of the batch, each of which runs through the forward and
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
             2 while they improve the plan.
@@ -151,13 +145,14 @@ def search(
             "would replace: leave topology= out, or give dataclasses.replace(hardware, "
             "network=None) for its rates of compute alone"
         )
-    _check_stages(stages, sizes, recompute)
+    keeps = {"recompute": recompute, "offload": offload}
+    _check_stages(stages, sizes, **keeps)
     schedule = checked_schedule(pipeline_schedule, stages)
     with reporting(progress, "searching", PlanError) as told:
         report = _steady(told)
         ask = functools.partial(
-            _Question,
-            options=_options(recompute, memory_limit, objective, device),
+            PlanQuestion,
+            options=_options(memory_limit, objective, device, **keeps),
             counts=_microbatches(microbatches),
             pin=checked_pins(pin),
             forbid=checked_forbidden(forbid),
@@ -180,9 +175,7 @@ def search(
             return _on_best_mesh(ask, graph, given)
 
         # Last: it traces, others are refused at once.
-        traced = functools.partial(
-            graph_of, step, abstract_args, loop_form(stages, recompute=recompute)
-        )
+        traced = functools.partial(graph_of, step, abstract_args, loop_form(stages, **keeps))
         if not padding:
             plan = find(traced())
         elif isinstance(padding, Mapping):
@@ -211,7 +204,7 @@ def search_narrowed(
     Raises:
         PlanError: as for ``search``.
     """
-    return _Question(
+    return PlanQuestion(
         graph=untie(graph, pin, {}),
         pin=pin,
         narrow=narrow,
@@ -251,242 +244,22 @@ def loop_form(stages: object = None, **options: object) -> LoopForm:
     return "pair" if decides and stages is None else "keep"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _Question:
-    """The arguments of a search, each checked where it entered; below, none is checked again.
-
-    A plan is found in one order: problem, candidate strategies, solution, plan. Several numbers of
-    microbatches are several problems, of whose plans the best is taken.
-
-    Attributes:
-        counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
-        stages: a mesh axis, "auto", or ``None``.
-        schedule: of the stages; ``None`` for the better one.
-        solver: its time limit is for all numbers together.
-        narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
-        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast.
-    """
-
-    options: SearchOptions
-    counts: int | tuple[int, ...] | None
-    pin: Mapping[str, Spec]
-    forbid: Mapping[str, tuple[str, ...]]
-    network: CollectiveCostModel
-    hardware: Hardware
-    batch: str | None
-    stages: str | None
-    schedule: Schedule | None
-    solver: Solver
-    progress: Progress | None
-    graph: Graph
-    narrow: Narrow | None = None
-    plain: bool = False
-
-    def plan(self) -> Plan:
-        """The answer."""
-        if self.stages is not None:
-            return self._plan_in_stages()
-        if not isinstance(self.counts, int):
-            return self._best_of(self.counts)
-        # One number and no stages, as mostly: one problem, one solution.
-        problem, candidates = self._problem(self.counts)
-        self._tell()
-        return Plan(problem, self._solve(problem, candidates, self.solver), self.options)
-
-    def _tell(self) -> None:
-        """Report that the search goes on, where no program does."""
-        if self.progress is not None:
-            self.progress(Event(0, None, ""))
-
-    def _problem(
-        self, count: int, schedule: Schedule | None = None
-    ) -> tuple[Problem, CandidateStrategies]:
-        """The step in a number of microbatches, and the strategies that pins leave."""
-        parts = self.graph, self.network, self.hardware, count, self.batch, self.stages
-        problem = Problem(*parts, schedule=schedule or self.schedule or "gpipe")
-        every = [strategies.all for strategies in problem.strategies]
-        candidates = apply_constraints(problem, every, self.pin, self.forbid)
-        return problem, self.narrow(problem, candidates) if self.narrow else candidates
-
-    def _plan_in_stages(self) -> Plan:
-        """The best plan with stages along an axis; or along any axis, or without stages.
-
-        Raises:
-            PlanError: no plan fits, or the step has no stages along the axis that was named.
-        """
-        if self.stages != "auto":
-            stages = find_num_stages(self.network.mesh, self.stages or "")
-            if stages == 1:
-                return self._best_of((1,))
-            # One microbatch through several stages is all bubble: 1 is taken for "not given".
-            if self.counts in (1, None):
-                batch = self.graph.factors[stream_factor(self.graph, self.batch)]
-                return self._best_of(stream_counts(batch, stages), while_better=True)
-            return self._best_of((self.counts,) if isinstance(self.counts, int) else self.counts)
-        # Without stages first. Every axis has its share of the time that the ones before it leave.
-        mesh, start = self.network.mesh, time.perf_counter()
-        axes = [mesh.names[axis] for axis in mesh.long_axes]
-        plans, refused = list[Plan](), list[PlanError]()
-        for tried, axis in enumerate((None, *axes)):
-            left = self.solver.time_limit - (time.perf_counter() - start)
-            solver = self._within(left / (1 + len(axes) - tried))
-            counts = 1 if axis is None else self.counts
-            question = dataclasses.replace(self, stages=axis, counts=counts, solver=solver)
-            try:
-                plans.append(question.plan())
-            except PlanError as error:
-                refused.append(error)
-        if not plans:
-            raise refused[0]
-        best = min(plans, key=lambda plan: result_order(plan.result, self.options.memory_limit))
-        bound, seconds = min(p.result.bound for p in plans), time.perf_counter() - start
-        result = dataclasses.replace(best.result, bound=bound, seconds=seconds)
-        return Plan(best.problem, result, self.options)
-
-    def _within(self, seconds: float) -> Solver:
-        """The solver with a part of its time."""
-        return dataclasses.replace(self.solver, time_limit=max(LEAST_SECONDS, seconds))
-
-    def _solve(
-        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
-    ) -> SearchResult:
-        # In milliseconds, where a solver may look for a plan until its time is over.
-        refuse_below_least(problem, candidates, self.options)
-        found = self._fastest(problem, candidates, solver)
-        if not self.plain:
-            return found
-        return sayable(problem, candidates, self.options, solver, found)
-
-    def _fastest(
-        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
-    ) -> SearchResult:
-        if self.options.objective == "overlap":
-            return search_overlapped(problem, candidates, self.options, solver, self.progress)
-        found = solver.solve(problem, candidates, self.options, self.progress)
-        return simplify(problem, candidates, self.options, found, solver.gap)
-
-    def _solve_in_order(
-        self, count: int, problem: Problem, candidates: CandidateStrategies, until: float
-    ) -> tuple[Problem, SearchResult]:
-        """The best plan of a problem; of stages that of GPipe or of 1F1B.
-
-        1F1B is never faster without a limit: it runs head and loss one microbatch after another.
-        So it is searched only where the limit may have slowed GPipe. A plan that leaves half of
-        the memory free was not slowed by it.
-        """
-        limit, seconds = self.options.memory_limit, until - time.perf_counter()
-        if problem.pipeline is None or self.schedule is not None or limit is None:
-            return problem, self._solve(problem, candidates, self._within(seconds))
-        found, refused = list[tuple[Problem, SearchResult]](), PlanError()
-        try:
-            first = self._solve(problem, candidates, self._within(seconds / 2))
-            least = first.objective * (1 - self.solver.gap)
-            solver = self._within((until - time.perf_counter()) / 2)
-            has_room = first.cost.memory.fits(limit / 2)
-            if has_room or self._bound_without_limit(problem, candidates, solver) >= least:
-                return problem, first
-            found.append((problem, first))
-        except PlanError as error:
-            refused = error
-        try:
-            interleaved, candidates = self._problem(count, "1f1b")
-            solver = self._within(until - time.perf_counter())
-            found.append((interleaved, self._solve(interleaved, candidates, solver)))
-        except PlanError:  # GPipe's reason says more
-            if not found:
-                raise refused from None
-        # No plan of either order is faster than the lower of their bounds.
-        bound = min(result.bound for _, result in found)
-        problem, best = min(found, key=lambda pair: result_order(pair[1], limit))
-        return problem, dataclasses.replace(best, bound=bound)
-
-    def _bound_without_limit(
-        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
-    ) -> float:
-        """What no plan is faster than, with whatever memory; 0 where none was found in time."""
-        options = self.options.free
-        try:
-            found = solver.solve(problem, candidates, options.linear)
-        except PlanError:
-            return 0.0
-        is_linear = options == options.linear
-        return (found if is_linear else retimed(problem, candidates, options, found)).bound
-
-    def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
-        """The best plan; its bound is for all numbers that were searched.
-
-        Given numbers share the time equally; each power of 2 takes half of the remaining time.
-        Under a limit the most microbatches, which take the least memory, come first: searches of
-        plans that hardly fit take longest, and none is begun for a number whose plans are no
-        faster than the best so far even without the limit.
-
-        Args:
-            counts: numbers of microbatches; ``None`` for the powers of 2.
-            while_better: whether to end with the first that improves nothing, as powers of 2 do.
-
-        Raises:
-            PlanError: no plan fits, whatever the number; with the reason of the last.
-        """
-        start, limit = time.perf_counter(), self.options.memory_limit
-        best: tuple[Problem, SearchResult] | None = None
-        bound, refused = math.inf, None
-        numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
-        if counts is not None and limit is not None and not while_better:
-            numbers = sorted(counts, reverse=True)
-        for tried, count in enumerate(numbers):
-            left = self.solver.time_limit - (time.perf_counter() - start)
-            if (best or refused) and left < LEAST_LIMIT_S:
-                break
-            try:  # powers of 2 end where the batch does not divide; a given number is refused
-                problem, candidates = self._problem(count)
-            except PlanError:
-                if counts is not None or count == 1:
-                    raise
-                break
-            share = left / (2 if counts is None else len(counts) - tried)
-            until = time.perf_counter() + share
-            # The bound is of a program of its own, but one without memory, which is solved fast.
-            has_bound = counts is not None and not while_better and share > 4 * LEAST_LIMIT_S
-            if best is not None and limit is not None and has_bound:
-                least = self._bound_without_limit(problem, candidates, self._within(share / 2))
-                if least >= best[1].objective * (1 - self.solver.gap):
-                    bound = min(bound, least)
-                    continue
-            try:
-                problem, candidate = self._solve_in_order(count, problem, candidates, until)
-            except PlanError as error:
-                if limit is None:
-                    raise
-                refused = type(error)(f"in {count} microbatches {error}") if count > 1 else error
-                continue
-            # Of all numbers that were searched; of the others nothing is claimed.
-            bound = min(bound, candidate.bound)
-            if best is None or result_order(candidate, limit) < result_order(best[1], limit):
-                best = problem, candidate
-            elif while_better or counts is None:
-                break
-        if best is None:
-            raise refused or PlanError("no number of microbatches was given")
-        seconds = time.perf_counter() - start
-        result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
-        return Plan(best[0], result, self.options)
-
-
-def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> None:
-    """Refuse stages on a mesh that is not given, or with recomputation by the search."""
+def _check_stages(stages: object, mesh: MeshShape | None, **options: object) -> None:
+    """Refuse stages on a mesh that is not given, or where the search decides what is kept how."""
     checks.optional(stages, checks.text, "stages", PlanError)
     if stages is None:
         return
     if mesh is None:
         raise PlanError("stages are placed along an axis of a mesh that is given: give mesh=")
-    if recompute:
-        raise PlanError(
-            "stages=, whose scans run in parts, cannot be combined with recompute=True: leave it "
-            "out, and recompute within a layer by scanning jax.checkpoint(layer)"
-        )
+    for option, is_asked in options.items():
+        if is_asked:
+            raise PlanError(
+                f"stages=, whose scans run in parts, cannot be combined with {option}=True: leave "
+                "it out, and recompute within a layer by scanning jax.checkpoint(layer)"
+            )
 
 
-def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:
+def _on_best_mesh(ask: Callable[..., PlanQuestion], graph: Graph, topology: Topology) -> Plan:
     """The best plan on any mesh of a network's ranks."""
     start = time.perf_counter()
     question = ask(network=None, graph=graph)
@@ -495,12 +268,12 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
 
     def solve(network: ScheduleCosts, meshes_left: int) -> Plan:
         left = question.solver.time_limit - (time.perf_counter() - start)
-        solver = question._within(left / meshes_left)  # what one leaves, the next ones have
+        solver = question.within(left / meshes_left)  # what one leaves, the next ones have
         return dataclasses.replace(question, network=network, solver=solver).plan()
 
     def problem(network: ScheduleCosts) -> tuple[Problem, CandidateStrategies]:
         count = question.counts if isinstance(question.counts, int) else 1
-        return dataclasses.replace(question, network=network)._problem(count)
+        return dataclasses.replace(question, network=network).problem(count)
 
     return MeshChoice(
         topology,
@@ -534,12 +307,14 @@ def _check_devices(
 
 
 def _options(
-    recompute: bool, memory_limit: float | str | None, objective: str, device: Hardware
+    memory_limit: float | str | None, objective: str, device: Hardware, **options: bool
 ) -> SearchOptions:
     """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
     is_none = isinstance(limit, float) and limit == math.inf
-    return SearchOptions(allowed(recompute=recompute), None if is_none else limit, objective)
+    keepings = allowed(**options)
+    check_priced(keepings, device)
+    return SearchOptions(keepings, None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:

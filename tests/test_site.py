@@ -148,20 +148,38 @@ def test_code_that_is_a_public_name_has_a_place_in_the_api():
 
 
 ITEM = re.compile(r"( *)(?:[0-9]+\.|-|\*) (?=\S)")
+HEADING = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Warns|Example|Examples):$")
+ENTRY = re.compile(r"    \S.*:")
 
 
 def badly_continued(text: str) -> list[str]:
-    """Lines that follow an item of a list without being indented as its text is."""
-    return [
-        after
-        for line, after in itertools.pairwise(text.split("\n"))
-        if (item := ITEM.match(line)) and after.strip() and not ITEM.match(after)
-        if len(after) - len(after.lstrip()) != item.end()
-    ]
+    """Lines that are not indented as the text which they continue, as Sphinx demands.
+
+    Looked at are paragraphs without indentation, their lists, and the entries of sections.
+    """
+    found, lines, section = [], text.split("\n"), ""
+    for line, after in itertools.pairwise(lines):
+        indent = len(after) - len(after.lstrip())
+        if line.strip() and not line.startswith(" "):
+            heading = HEADING.match(line)
+            section = heading[1] if heading else ""
+        if not line.strip() or not after.strip() or HEADING.match(line):
+            continue
+        if item := ITEM.match(line):
+            is_fine = indent == item.end() or bool(ITEM.match(after))
+        elif not line.startswith(" "):
+            is_fine = indent == 0 or bool(ITEM.match(after))
+        elif section in ("Args", "Attributes", "Raises") and indent <= 4:
+            is_fine = bool(ENTRY.match(after))
+        else:
+            is_fine = True
+        if not is_fine:
+            found.append(after)
+    return found
 
 
 @pytest.mark.parametrize("package", ["jaxcoll", "tensorstate", "experiments"])
-def test_items_of_lists_in_docstrings_are_indented_for_the_site(package):
+def test_lines_of_docstrings_are_indented_for_the_site(package):
     found = {
         f"{path}: {line}"
         for path in sorted((DOCS.parent / package).rglob("*.py"))
@@ -172,8 +190,11 @@ def test_items_of_lists_in_docstrings_are_indented_for_the_site(package):
     assert not found
 
 
-def test_a_badly_indented_item_is_found():
+def test_a_badly_indented_line_is_found():
     assert badly_continued("1. One\nand more") == ["and more"]
+    assert badly_continued("One\n  and more") == ["  and more"]
+    assert badly_continued("Args:\n    x: one\n    and more") == ["    and more"]
+    assert not badly_continued("Args:\n    x: one\n        and more\n    y: two")
     assert badly_continued("- One\n   and more\n") == ["   and more"]
     assert not badly_continued("1. One\n   and more\n2. Two\n\nText")
 

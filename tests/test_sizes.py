@@ -26,15 +26,13 @@ EXEMPT = {
     },
     "jaxcoll/execute/ragged.py": {"ragged_all_to_all": PUBLIC},
     "jaxcoll/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
-    "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
+    "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
-    "jaxcoll/simulation/execution_order.py": {
-        "_run": "a loop over events, all of whose state it holds"
-    },
+    "jaxcoll/simulation/fair_flows.py": {"_run": "a loop over events, all of whose state it holds"},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
-    "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
+    "jaxcoll/synth/direct_connect/bfb_steps.py": {"_largest_shares": KERNEL},
     "jaxcoll/bounds/times.py": {"bound": PUBLIC},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
     "jaxcoll/synth/forestcoll/shortcuts/balancing.py": {"_shift": KERNEL},

@@ -33,7 +33,7 @@ from experiments.models.training_step import adamw, data_parallel_step
 from experiments.study import CheckError, Row, Rows
 from experiments.timing import compare
 from jaxcoll.configurations import THREADS
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Space, Task, online, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
@@ -207,7 +207,7 @@ def _by(step: Any, args: tuple, configs: Mapping[Task, Configuration]):
     """A call of the step by fixed configurations of its tasks."""
 
     def call():
-        with configured.choosing(configured.Fixed(configs)):
+        with in_force.choosing(in_force.Fixed(configs)):
             return step(*args)
 
     return call

@@ -1,8 +1,9 @@
-"""Schedules played over links of NVIDIA GPUs, beside `jax.lax`: times, and whether values agree.
+"""Schedules played over links of GPUs or CPU processes, beside `jax.lax`: times, and equal values.
 
 ``links --gpu`` takes all GPUs of this machine; the table that it prints is one to report. With
 ``--share N``, N processes share one GPU, and NCCL takes them for hosts whose network is the
-loopback: the programs are those of several GPUs, their times are not.
+loopback: the programs are those of several GPUs, their times are not. ``links --cpu N`` takes N
+processes on the CPUs of this machine, whose network is the loopback, too, without any shaping.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ REPEATS = 9
 AXIS = "rank"
 _RANK = "JAXCOLL_LINKS_RANK"
 
+# The loopback's latency and bandwidth, in magnitude: schedules for a switch hardly depend on them.
+_LOOPBACK = (20e-6, 1e9)
+
 Row = dict[str, Any]
+Variables = dict[str, str]
 
 # A collective by the functions of a module: ours, or those of `jax.lax`.
 CALLS: Mapping[str, Callable[..., jax.Array]] = {
@@ -44,22 +49,27 @@ CALLS: Mapping[str, Callable[..., jax.Array]] = {
 def main(argv: Sequence[str]) -> int | None:
     """Prints and writes a row for every collective, size and schedule."""
     parser = argparse.ArgumentParser(prog="links")
-    parser.add_argument("--gpu", action="store_true", required=True)
+    devices = parser.add_mutually_exclusive_group(required=True)
+    devices.add_argument("--gpu", action="store_true")
+    devices.add_argument("--cpu", type=int, metavar="N", help="processes on CPUs")
     parser.add_argument("--share", type=int, metavar="N", help="processes on one GPU")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     options = parser.parse_args(argv)
-    if options.share and _RANK not in os.environ:
-        return _shared(options.share, argv)
+    processes = options.cpu or options.share
+    if processes and _RANK not in os.environ:
+        return _started(processes, argv, cpus if options.cpu else shared_gpu)
     if _RANK in os.environ:
         rank, port = os.environ[_RANK].split()
         address = f"127.0.0.1:{port}"
-        jax.distributed.initialize(address, options.share, int(rank), local_device_ids=[0])
-    if jax.default_backend() != "gpu" or len(jax.devices()) < 2:
+        jax.distributed.initialize(address, processes, int(rank), local_device_ids=[0])
+    wanted = "cpu" if options.cpu else "gpu"
+    if jax.default_backend() != wanted or len(jax.devices()) < 2:
         raise CheckError(
             f"{len(jax.devices())} device(s) of {jax.default_backend()!r}; take two GPUs, or one "
-            "that processes share (--share 4)"
+            "that processes share (--share 4), or two processes on CPUs (--cpu 2)"
         )
-    rows = measured(Mesh(np.array(jax.devices()), (AXIS,)), options.sizes)
+    mesh = Mesh(np.array(jax.devices()), (AXIS,))
+    rows = measured(mesh, network_of(mesh), options.sizes, wanted)
     if jax.process_index() == 0:
         report("links", rows)
     else:
@@ -67,33 +77,60 @@ def main(argv: Sequence[str]) -> int | None:
     return None
 
 
-def _shared(count: int, argv: Sequence[str]) -> int:
-    """The exit status of processes that share a GPU, each a host by its name."""
+def _started(count: int, argv: Sequence[str], variables: Callable[[int, int], Variables]) -> int:
+    """The exit status of processes on this machine, over the loopback.
+
+    Args:
+        variables: of the environment, of a rank of so many.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "experiments.benchmarks", "links", *argv],
-            env={
-                **os.environ, _RANK: f"{rank} {port}", "NCCL_HOSTID": f"host{rank}",
-                "NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.8 / count:.2f}",
-            },
+            env={**os.environ, _RANK: f"{rank} {port}", **variables(rank, count)},
             stderr=None if rank == 0 else subprocess.DEVNULL,
         )
         for rank in range(count)
-    ]  # fmt: skip
+    ]
     return max(process.wait() for process in started)
 
 
-def measured(mesh: Mesh, sizes: Sequence[int]) -> Iterator[Row]:
-    """The rows, as they are made."""
-    network = jc.Topology.from_devices(list(mesh.devices.flat))
+def shared_gpu(rank: int, count: int) -> Variables:
+    """NCCL takes each process for a host, by its name."""
+    return {
+        "NCCL_HOSTID": f"host{rank}",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.8 / count:.2f}",
+    }
+
+
+def cpus(rank: int, count: int) -> Variables:
+    """Collectives of ``jax.lax`` go by gloo."""
+    return {"JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+
+
+def network_of(mesh: Mesh) -> jc.Topology:
+    """The network of a mesh's devices; between processes on CPUs one switch, of any bandwidth."""
+    devices = list(mesh.devices.flat)
+    if devices[0].platform == "cpu":
+        return jc.topologies.switch(len(devices), alpha=_LOOPBACK[0], bandwidth=_LOOPBACK[1])
+    return jc.Topology.from_devices(devices)
+
+
+def measured(
+    mesh: Mesh, network: jc.Topology, sizes: Sequence[int], platform: str
+) -> Iterator[Row]:
+    """The rows, as they are made; schedules for CPUs are made for each size."""
     for kind in CALLS:
         for nbytes in sizes:
             for maker in MAKERS:
+                by: dict[str, Any] = {}
+                if platform == "cpu":
+                    by = {"nbytes": nbytes, "execution": "links"}
                 try:
-                    schedule = jc.synthesize(network, kind, maker)
+                    schedule = jc.synthesize(network, kind, maker, **by)
                 except jc.JaxcollError:
                     continue
                 yield _row(mesh, schedule, maker, nbytes)

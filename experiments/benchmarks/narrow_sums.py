@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from experiments.benchmarks.devices import use_cpu
 from experiments.recording import table, write_block
 from experiments.timing import RESULTS, compare, earlier, report
 from experiments.wires import narrow
-from experiments.wires.networks import NETWORKS
+from experiments.wires.networks import add_options, chosen
 from experiments.wires.programs import lines_of
 from experiments.wires.rank import AXIS, DEFAULT, LAX
 from jaxcoll import aot
@@ -39,8 +38,7 @@ Row = dict[str, Any]
 def main(argv: Sequence[str]) -> None:
     """Prints and writes a row for each sum on each network."""
     parser = argparse.ArgumentParser(prog="narrow_sums", description=__doc__)
-    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=_NETWORKS)
-    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+    add_options(parser, _NETWORKS, least=0)
     parser.add_argument("--calls", type=int, default=5, help="of each program (%(default)s)")
     parser.add_argument("--page", action="store_true", help="write the rows there are to the page")
     options = parser.parse_args(argv)
@@ -54,11 +52,10 @@ def main(argv: Sequence[str]) -> None:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     sent = wire_bytes()
     yield from in_one_process(sent, options.calls)
-    speed = Fraction(options.mbits * 10**6, 8)
-    for name in options.networks:
+    for name, topology in chosen(options):
         file = RESULTS / f"narrow-sums-{name.replace(' ', '-')}.jsonl"
         program = ["-m", narrow.__name__, str(file.absolute()), str(options.calls)]
-        (line,) = lines_of(name, NETWORKS[name](speed), program, file, 1)
+        (line,) = lines_of(name, topology, program, file, 1)
         seconds = {each: statistics.median(calls) for each, calls in line["seconds"].items()}
         yield from _rows_of(name, sent, seconds, line["errors"])
 

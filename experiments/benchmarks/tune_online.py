@@ -28,11 +28,12 @@ from experiments.timing import compare, report
 from jaxcoll.configurations import Task
 from jaxcoll.tune import Config, Table, online, this_machine
 from jaxcoll.tune.training_step import State
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.preparation import Preparation
 from jaxcoll.tune.training_step.processes import Coordinator, Progress
-from jaxcoll.tune.training_step.programs import Background, abstract
+from jaxcoll.tune.training_step.programs import abstract
 from jaxcoll.tune.training_step.regression import TimedStep
 
 _LAYERS = 6

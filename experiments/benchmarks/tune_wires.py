@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 from experiments.timing import RESULTS, report
 from experiments.wires import tuning
-from experiments.wires.networks import NETWORKS
+from experiments.wires.networks import add_options, chosen
 from experiments.wires.programs import lines_of
 
 _NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
@@ -19,8 +18,7 @@ _NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="tune_wires", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=_NETWORKS)
-    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+    add_options(parser, _NETWORKS)
     parser.add_argument("--kib", type=int, default=1024, help="of the weights (%(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="at most (%(default)s)")
     options = parser.parse_args(argv)
@@ -28,11 +26,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    speed = Fraction(options.mbits * 10**6, 8)
-    for name in options.networks:
+    for name, topology in chosen(options):
         file = RESULTS / f"tune-wires-{name.replace(' ', '-')}.jsonl"
         program = ["-m", tuning.__name__, str(file.absolute()), str(options.kib << 10)]
-        topology = NETWORKS[name](speed)
         (found,) = lines_of(name, topology, [*program, str(options.steps)], file, 1)
         yield {"network": name, **row(found)}
 

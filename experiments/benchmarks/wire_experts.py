@@ -7,26 +7,25 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from experiments.recording import table, write_block
 from experiments.timing import RESULTS, earlier, report
-from experiments.wires.networks import NETWORKS
+from experiments.wires.networks import add_options, chosen
 from experiments.wires.programs import lines_of
 from jaxcoll.synth.native import JAX_LAX
 
 _NETWORKS = ("torus 2x4", "switch of 8", "two hosts of 4")
 _CASES = 3
+_OF_RANKS = ("tokens", "token", "skew", "calls", "seed")  # the options that their program reads
 PAGE = Path(__file__).parents[2] / "docs" / "mixture-of-experts.md"
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="wire_experts", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=_NETWORKS)
-    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
+    add_options(parser, _NETWORKS)
     parser.add_argument("--tokens", type=int, default=256, help="of a rank (%(default)s)")
     parser.add_argument("--token", type=int, default=512, help="floats of a token (%(default)s)")
     parser.add_argument("--skew", type=float, default=1.0, help="exponent of Zipf (%(default)s)")
@@ -57,14 +56,13 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    speed = Fraction(options.mbits * 10**6, 8)
-    for name in options.networks:
+    for name, topology in chosen(options):
         file = RESULTS / f"wire-experts-{name.replace(' ', '-')}.jsonl"
         with tempfile.TemporaryDirectory() as folder:
             plan = Path(folder) / "plan.json"
-            plan.write_text(json.dumps(vars(options)))
+            plan.write_text(json.dumps({name: getattr(options, name) for name in _OF_RANKS}))
             program = ["-m", "experiments.wires.experts", str(plan), str(file.absolute())]
-            lines = lines_of(name, NETWORKS[name](speed), program, file, _CASES)
+            lines = lines_of(name, topology, program, file, _CASES)
         for line in lines:
             lax = statistics.median(line["seconds"][JAX_LAX])
             for way, calls in line["seconds"].items():

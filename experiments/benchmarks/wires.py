@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 from experiments.timing import RESULTS, report
 from experiments.wires.measured import Effort, measured, summary
-from experiments.wires.networks import NETWORKS
+from experiments.wires.networks import add_options, chosen
 
 _NETWORKS = ("torus 2x4", "ring 0-2-1-3-4-6-5-7", "two hosts of 4")
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -22,22 +21,18 @@ _EFFORT = Effort(
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="wires", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=_NETWORKS)
+    add_options(parser, _NETWORKS)
     parser.add_argument("--collectives", nargs="+", choices=_COLLECTIVES, default=_COLLECTIVES)
     parser.add_argument("--sizes", nargs="+", type=int, default=_SIZES, help="bytes (%(default)s)")
-    parser.add_argument("--mbits", type=int, default=50, help="of a cable (%(default)s)")
     options = parser.parse_args(argv)
     report("wires", _rows(options))
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rows = []
-    speed = Fraction(options.mbits * 10**6, 8)
-    for name in options.networks:
+    for name, topology in chosen(options):
         file = RESULTS / f"wires-{name.replace(' ', '-')}.jsonl"
-        made = measured(
-            name, NETWORKS[name](speed), options.collectives, options.sizes, _EFFORT, file
-        )
+        made = measured(name, topology, options.collectives, options.sizes, _EFFORT, file)
         for row in made:
             rows.append(row)
             yield row

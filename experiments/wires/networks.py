@@ -5,7 +5,8 @@ Latencies are 0: cables have their own, and the charge of a permute includes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -18,6 +19,23 @@ Network = Callable[[Fraction], Topology]  # of the bandwidth, B/s
 _FIFTH = Fraction(1, 5)
 _BETWEEN = Fraction(1, 4)  # of the bandwidth inside hosts
 _SEED = 1  # of the random graph
+
+
+def cable(text: str) -> Fraction:
+    """The bandwidth in B/s that ``--mbits`` states in Mbit/s.
+
+    Raises:
+        argparse.ArgumentTypeError: not a number above 0.
+    """
+    try:
+        speed = Fraction(text) * 10**6 / 8
+    except (ValueError, ZeroDivisionError):
+        speed = Fraction(0)
+    if speed <= 0:
+        raise argparse.ArgumentTypeError(
+            f"a cable's Mbit/s are a number above 0, such as 50 or 12.5; got {text!r}"
+        )
+    return speed
 
 
 def _torus(speed: Fraction) -> Topology:
@@ -90,3 +108,22 @@ NETWORKS: Mapping[str, Network] = {
     "switch of 8": _switch,
     "ring of 3": _few,
 }
+
+
+def add_options(parser: argparse.ArgumentParser, usual: Sequence[str], least: int = 1) -> None:
+    """The options of a benchmark by which ``chosen`` finds its networks; ``usual`` by default.
+
+    Args:
+        least: 0 where a benchmark has something to do without a network, else 1.
+    """
+    parser.add_argument("--networks", nargs="+" if least else "*", choices=NETWORKS, default=usual)
+    parser.add_argument(
+        "--mbits", dest="speed", type=cable, default="50", metavar="MBITS",
+        help="of a cable, as 50 or 12.5 (%(default)s)",
+    )  # fmt: skip
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Topology]]:
+    """Each network that the options name, with its name."""
+    for name in options.networks:
+        yield name, NETWORKS[name](options.speed)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import jaxcoll as jc
 from experiments.wires.rank import AXIS, WIDTH, Rank
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 
 _RATE = 1e-3
 _CALLS = 5  # of each candidate in the sweep
@@ -52,8 +52,8 @@ def main(rows_path: str, nbytes: str, most: str) -> None:
         programs = {}
         for task, configs in report.recording.candidates.items():
             for config in configs:
-                choices = configured.Fixed({} if config is None else {task: config})
-                with configured.choosing(choices):
+                choices = in_force.Fixed({} if config is None else {task: config})
+                with in_force.choosing(choices):
                     programs[str(config)] = rank.compiled(lambda v: jc.psum(v, AXIS), True, x)
         swept, _ = rank.timed(programs, x, _CALLS) if programs else ({}, {})
     if jax.process_index() == 0:

@@ -46,7 +46,7 @@ class Burst:
 
     Attributes:
         permutes: started in it.
-        launches: of kernels; one per permute, or one per group of permutes.
+        launches: number of launches of kernels; one per permute, or one per group of permutes.
         together: whether all of them start before any is awaited.
         kernels: other kernels that run meanwhile.
         matmuls: those of them that multiply matrices.
@@ -110,11 +110,6 @@ class Summary:
     def together(self) -> bool:
         """Whether in every burst all permutes start before any is awaited."""
         return all(burst.together for burst in self.bursts)
-
-    @property
-    def covered_kernels(self) -> int:
-        """Kernels that run while a permute is in flight."""
-        return sum(burst.kernels * burst.times for burst in self.bursts)
 
     @property
     def covered_matmuls(self) -> int:

@@ -4,6 +4,7 @@ Files import only from files below them in this list.
 
 - ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and the
   exact bounds, which take seconds to compute;
+- ``charges``: the least that a machine charges for any schedule;
 - ``in_order``: further bounds on machines whose ranks wait for one another;
 - ``cuts``: sets of vertices with little bandwidth around them, the data that crosses them, and the
   share of a buffer that goes from rank to rank;

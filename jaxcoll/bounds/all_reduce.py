@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import bottleneck, check_balanced
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.program import Program, Status
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.topology import Topology

@@ -76,7 +76,7 @@ def terms(
         nbytes: bytes of a rank's buffer.
     """
     topology, messages = latencies.topology, _of_messages(latencies)
-    work = _Work.of(what, nbytes)
+    work = Work.of(what, nbytes)
     found: list[Term] = []
     least = float(messages.min())
     # The waiting time of a rank: the latency of its messages, times the blocks that it goes
@@ -121,7 +121,7 @@ def terms(
     return found
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """The least work of ranks.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Work(NamedTuple):
     blocks: np.ndarray
 
     @classmethod
-    def of(cls, what: Collective, nbytes: float) -> _Work:
+    def of(cls, what: Collective, nbytes: float) -> Work:
         needs, kind = needs_of(what) * nbytes, what.traits
         # Copied data leaves its rank once; one sum arrives, whichever ranks have added to it.
         sent = needs.max(axis=1) if kind.copies or kind.copies_sums else needs.sum(axis=1)

@@ -21,7 +21,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.rational import coprime
 from jaxcoll.topology import Topology
 

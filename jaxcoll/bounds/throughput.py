@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
+from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
 from jaxcoll.numerics.rational import Number, as_fraction, coprime
 from jaxcoll.topology import Topology, connected
 

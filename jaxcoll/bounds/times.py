@@ -40,6 +40,7 @@ from jaxcoll.bounds import all_reduce_times as sums
 from jaxcoll.bounds import in_order
 from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.all_reduce_times import Arrival, Latencies, across, entering, leaving
+from jaxcoll.bounds.charges import least_charge
 from jaxcoll.bounds.cuts import (
     as_collective,
     as_size,
@@ -59,7 +60,7 @@ from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.members import Members
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.rational import Number
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
@@ -273,7 +274,7 @@ def _exact_on_machine(
 ) -> list[Bound]:
     """The exact bounds, as far as they may be above one that is known."""
     topology = _network(topology, costs)
-    before = _before_links(topology, what, costs)
+    before = _before_links(topology, what, float(as_size(nbytes)), costs)
     if costs is not None and costs.order.waits:
         topology = in_order.without_latencies(topology)
     topology, what, _ = _of_one_group(topology, what)
@@ -291,11 +292,13 @@ def _network(topology: Topology, costs: ExecutionCosts | None) -> Topology:
     return topology.forwarding_only() if costs is not None and costs.order.waits else topology
 
 
-def _before_links(topology: Topology, what: Collective, costs: ExecutionCosts | None) -> float:
+def _before_links(
+    topology: Topology, what: Collective, size: float, costs: ExecutionCosts | None
+) -> float:
     """Seconds in addition to the bounds of links: the charge, and the least latency."""
     if costs is None or not needs_of(what).any():
         return 0.0
-    charge = float(costs.least_seconds(what))
+    charge = least_charge(costs, what, size)
     return charge + (in_order.least_latency(Latencies(topology)) if costs.order.waits else 0.0)
 
 
@@ -367,7 +370,7 @@ def lower_bounds(
     what, size = as_collective(topology, collective), float(as_size(nbytes))
     if costs is None:
         return _of_links(topology, what, size)
-    charge = float(costs.least_seconds(what))
+    charge = least_charge(costs, what, size)
     if not costs.order.waits:
         found = _of_links(topology, what, size)
         return tuple(_on_machine(each, costs, charge, charge) for each in found)

@@ -1,14 +1,14 @@
-"""NCCL's own account of a log: a start of its kernels, and protocols that follow one another.
+"""NCCL's own explanation of a log: kernels that take time to start, and successive protocols.
 
-NCCL sends small buffers by LL, of whose every 8 bytes 4 are flags, so that links carry half of what
-they can; larger ones by LL128, of whose 128 bytes 8 are; the largest by Simple, which has no flags
-and takes longest to begin (NVIDIA's documentation of NCCL, ``NCCL_PROTO``; shares and order as in
-its tuning model, ``src/graph/tuning.cc``). A time is then the start of a protocol and what its
-bytes take,
+NCCL sends small buffers by LL, in which 4 of every 8 bytes are flags, so that links carry half of
+their bandwidth; larger ones by LL128, in which 8 of 128 bytes are flags; and the largest by Simple,
+which has no flags and the longest start (NVIDIA's documentation of NCCL, ``NCCL_PROTO``; shares and
+order as in its tuning model, ``src/graph/tuning.cc``). A time is then the start of a protocol plus
+the time of its bytes,
 
     t(n) = a_p + n b / e_p,    e_p = 1/2, 15/16, 1 and 0 <= a_LL <= a_LL128 <= a_Simple,
 
-which no latency and bandwidth of links describe over all sizes. The sizes where protocols change
+which no latency and bandwidth of links can describe for all sizes. The sizes where protocols change
 are those of least error; for each choice the rest is a linear program of nonnegative least squares.
 """
 
@@ -25,9 +25,9 @@ from jaxcoll.calibration.fit import promised
 from jaxcoll.io.timings import Timing
 
 PROTOCOLS = (("LL", 1 / 2), ("LL128", 15 / 16), ("Simple", 1.0))
-_LEAST_ROWS = 2  # of a protocol: one row says nothing of its line
+_LEAST_ROWS = 2  # of a protocol, because one row does not define its line
 _EXACT = 1e-6  # a cost below which accounts are equally good
-_MOST_ROWS = 48  # that changes are looked for among; their choices grow with the square
+_MOST_ROWS = 48  # in which changes are looked for; the choices grow with the square
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Protocol:
 
     Attributes:
         name: LL, LL128 or Simple.
-        least, most: the smallest and largest size of the log that goes by it, in bytes.
+        least, most: the smallest and largest size of the log that uses it, in bytes.
         start: seconds before its first byte.
-        per_byte: seconds.
+        per_byte: seconds per byte.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Account:
     protocols: tuple[Protocol, ...]
 
     def seconds(self, nbytes: float) -> float:
-        """Of a buffer, by the protocol of its size; between two by the faster, as NCCL chooses."""
+        """Seconds of a buffer by the protocol of its size; between two, by the faster (as NCCL)."""
         below = [each for each in self.protocols if nbytes >= each.least][-1:]
         above = [each for each in self.protocols if nbytes <= each.most][:1]
         return min(each.start + nbytes * each.per_byte for each in (*below, *above))
 
     @property
     def of_last(self) -> float:
-        """Bytes from which on the last protocol runs and its start is a tenth of the time."""
+        """The least size of the last protocol at which its start is at most a tenth of the time."""
         last = self.protocols[-1]
         before = self.protocols[-2].most + 1 if len(self.protocols) > 1 else 0
         return max(before, 9 * last.start / last.per_byte)
@@ -77,10 +77,11 @@ class Account:
 
 
 def account_of(points: Sequence[Timing]) -> Account | None:
-    """The likeliest account of one collective's times; None of too few.
+    """The likeliest account of one collective's times; None if there are too few.
 
-    Of accounts that fit about as well the one of fewest numbers (Schwarz, "Estimating the dimension
-    of a model", 1978): noise fits more protocols to a single line.
+    Among accounts that fit about equally well, the one with the fewest numbers wins (Schwarz,
+    "Estimating the dimension of a model", 1978), because noise fits more protocols to a single
+    line.
     """
     rows = sorted(points, key=lambda point: point.nbytes)
     if len(rows) < 2 * _LEAST_ROWS + 1:
@@ -93,12 +94,12 @@ def account_of(points: Sequence[Timing]) -> Account | None:
         return len(rows) * np.log(error + _EXACT) + numbers * np.log(len(rows))
 
     account = min((_fitted(rows, ends) for ends in _ways(len(rows))), key=unlikely)[1]
-    # Without a byte's time there is nothing that protocols differ by.
+    # If bytes take no time, protocols do not differ.
     return account if account.protocols[-1].per_byte else None
 
 
 def _ways(count: int) -> Iterator[tuple[int, int, int]]:
-    """Rows that end each protocol; of some there are none. One alone is the last."""
+    """The row counts at which each protocol ends; some may have none. A single one is the last."""
     for first, second in itertools.combinations_with_replacement(range(count + 1), 2):
         sizes = first, second - first, count - second
         is_known = sizes.count(0) < 2 or sizes[2] == count
@@ -107,17 +108,17 @@ def _ways(count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _fitted(rows: Sequence[Timing], ends: tuple[int, int, int]) -> tuple[float, Account]:
-    """The cost of a choice, squares of errors in units of those promised, and its account."""
+    """The cost of a choice, as squares of errors in promised units, and its account."""
     seconds = np.asarray([row.seconds for row in rows])
     weight = 1 / np.asarray([promised(row.nbytes) for row in rows]) / seconds
     which = np.searchsorted(np.asarray(ends), np.arange(len(rows)), side="right")
     share = np.asarray([share for _, share in PROTOCOLS])[which]
-    # Starts as steps upward, so that none is below the one before.
+    # Starts are sums of steps upward, so that none is below the one before.
     columns = np.column_stack([
         *(which >= p for p in range(len(PROTOCOLS))),
         np.asarray([row.nbytes for row in rows]) / share,
     ])  # fmt: skip
-    # In units of their own, or the smallest number is lost beside the largest.
+    # Columns are scaled, or the smallest number would be lost beside the largest.
     scale = np.maximum(np.abs(columns * weight[:, None]).max(axis=0), 1e-300)
     values, error = nnls(columns * weight[:, None] / scale, weight * seconds)
     values = values / scale

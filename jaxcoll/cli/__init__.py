@@ -1,19 +1,20 @@
 """The command line: ``jaxcoll COMMAND``, or ``python -m jaxcoll COMMAND``.
 
-Here are the commands by name, each loaded when it is called, and what becomes of their errors: one
-line, and exit codes 0 (done), 1 (a check failed) and 2 (bad usage or input); a fault of the library
-itself is shown whole, with exit code 70. ``--help`` and
-completion load no command but the one they are for, and no command loads NumPy before its arguments
-are read: a wrong option is refused at once.
+This module lists the commands by name; each is loaded when it is called. It also turns their errors
+into one line and an exit code: 0 (done), 1 (a check failed) or 2 (bad usage or input). A fault of
+the library itself is shown with its traceback, with exit code 70. ``--help`` and completion load
+only the command that they are for, and no command loads NumPy before its arguments are read, so a
+wrong option is refused at once.
 
 - ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
-  ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
-  ``objects``: functions and link models of the user's own;
+- ``networks``: "torus:4x4" and the other names;
+- ``files``: schedules and networks in every format;
+- ``objects``: the user's own functions and link models;
 - ``schedules``, ``exploring``, ``tuning``, ``measuring``, ``contests``, ``compiling``,
   ``emulating``, ``doctor``: the commands.
 
-Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of
-click), with completion of names and files for bash, zsh and fish.
+It uses click, which is pure Python without dependencies (typer adds rich, shellingham and itself)
+and completes names and files for bash, zsh and fish.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from jaxcoll.cli.words import in_options
 from jaxcoll.errors import AssumptionWarning, JaxcollError, SearchWarning, TableWarning
 from jaxcoll.prove.answers import NotProved, NotRead
 
-# Name -> the module that has the command under it, and its line in the list of commands. ``plan``
-# stands above this package, so it is found by its name, as a plugin's would be.
+# Name -> the module that defines the command, and its line in the list of commands. ``plan``
+# belongs to a package above this one, so it is found by name, as a plugin would be.
 COMMANDS = {
     "synth": ("jaxcoll.cli.schedules", "Make a schedule: the fastest found, or one by name."),
     "verify": ("jaxcoll.cli.schedules", "Prove a schedule, or name rank, chunk and step."),
@@ -59,10 +60,10 @@ COMMANDS = {
     "completion": ("jaxcoll.cli.doctor", "Print the script for completion in a shell."),
 }
 
-_COMPLETE = "_JAXCOLL_COMPLETE"  # shells ask by this variable
-INTERRUPTED = 130  # what shells say of a command that was stopped by Ctrl-C
-CLOSED_PIPE = 141  # and of one whose reader went away
-FAULT = 70  # an error of the program itself, in sysexits.h
+_COMPLETE = "_JAXCOLL_COMPLETE"  # the variable that shells set to ask for completions
+INTERRUPTED = 130  # the exit code that shells report for a command stopped by Ctrl-C
+CLOSED_PIPE = 141  # the exit code that shells report if the reader of a pipe has gone
+FAULT = 70  # an error of the program itself (EX_SOFTWARE in sysexits.h)
 
 
 class _Application(Group):
@@ -101,15 +102,15 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 )  # fmt: skip
 @click.pass_context
 def application(ctx: click.Context) -> None:
-    """Schedules of collectives for a network, as torus:4x4. All commands take --json."""
+    """Schedules of collectives for a network, such as torus:4x4. All commands take --json."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code. Errors that the user can repair are one line on stderr."""
+    """Run a command and return its exit code. Errors that users can fix are one line on stderr."""
     warnings.showwarning = functools.partial(_show_warning, set())
-    # Under python -W error they would end as a fault of the program: they stay lines on stderr.
+    # Under ``python -W error`` these warnings would end as faults; they stay lines on stderr.
     for category in (AssumptionWarning, SearchWarning, TableWarning):
         warnings.simplefilter("default", category)
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -120,14 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any("\0" in argument for argument in given):
         return _failed("an argument holds a NUL character, which no name has; leave it out", 2)
     try:
-        # Not by ``application.main``, which prints a line of its own for Ctrl-C and exits with 1.
+        # ``application.main`` would print a line of its own for Ctrl-C and exit with 1.
         with application.make_context("jaxcoll", given) as context:
             code = application.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as done:
         return done.exit_code
     except BrokenPipeError:
-        # Python would complain when it flushes what is left at its end.
+        # Otherwise Python would complain when it flushes the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except (KeyboardInterrupt, click.Abort):
@@ -145,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         named = error.strerror and error.filename is not None
         return _failed(f"{error.filename}: {error.strerror}" if named else str(error), 2)
-    # The library's own refusals only: any other ValueError is a fault of it, and one line of that
-    # would read as the user's.
+    # Only the library's own refusals: any other ValueError is a fault of the library, and as one
+    # line it would look like the user's.
     except (JaxcollError, NotRead, NotProved) as error:
         return _failed(in_options(str(error), _command(given)), 2)
     except Exception as error:
@@ -162,7 +163,7 @@ def _failed(message: str, code: int) -> int:
     return code
 
 
-# Options of other tools, by what stands for them here.
+# Options of other tools -> the option that serves the same purpose here.
 _ELSEWHERE = {
     "--algo": "--synthesizer", "--algorithm": "--synthesizer", "--bw": "--bandwidth",
     "--bytes": "--size", "--latency": "--alpha", "--nbytes": "--size", "--out": "--output",
@@ -171,7 +172,7 @@ _ELSEWHERE = {
 
 
 def _command(given: Sequence[str]) -> click.Command | None:
-    """The command that arguments call, a group's own too."""
+    """The command, or the command of a group, that the arguments call."""
     command: click.Command | None = application
     for word in given:
         if not isinstance(command, click.Group):
@@ -187,7 +188,7 @@ def _options(command: click.Command) -> set[str]:
 def _usage(error: click.UsageError) -> str:
     message = one_line(error.format_message()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        # Words of other tools, which are not near in letters.
+        # Options of other tools are not similar in spelling to those here.
         ours = _ELSEWHERE.get(error.option_name)
         if ours in _options(error.ctx.command):
             message = f"No such option: {error.option_name}; did you mean {ours}?"
@@ -197,7 +198,7 @@ def _usage(error: click.UsageError) -> str:
     )
 
 
-# Packages that commands need and the library does not, by the extra or command that installs them.
+# Packages that commands need and the library does not -> the extra or command that installs them.
 _INSTALLS = {
     "jax": "pip install jax",
     "jaxlib": "pip install jax",
@@ -217,7 +218,7 @@ def _missing(error: ModuleNotFoundError) -> str:
 def _show_warning(
     told: set[str], message, category, filename, lineno, file=None, line=None
 ) -> None:
-    """Each text once: several parts of the library may warn of the same link."""
+    """Print each text once: several parts of the library may warn of the same link."""
     context = click.get_current_context(silent=True)
     text = one_line(in_options(str(message), None if context is None else context.command))
     if text not in told:

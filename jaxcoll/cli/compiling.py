@@ -1,4 +1,4 @@
-"""``targets``: a function compiled for a TPU slice or GPU cluster that is not here.
+"""``targets``: compile a function for a TPU slice or GPU cluster that is not here.
 
 The function, and the shapes of its arguments, are named on the command line.
 """
@@ -23,10 +23,10 @@ _SHORT = {"f": "float", "i": "int", "u": "uint", "bf": "bfloat", "c": "complex"}
 
 
 def shape_of(text: str) -> tuple[str, tuple[int, ...], tuple[str | None, ...]]:
-    """dtype, dimensions, and the mesh axis that each is sharded over, of "float32[32@data,128]".
+    """The dtype, dimensions and mesh axis of each dimension that "float32[32@data,128]" states.
 
     Raises:
-        click.UsageError: another form.
+        click.UsageError: the text has another form.
     """
     found = _SHAPE.fullmatch(text.replace(" ", ""))
     parts = found[2].split(",") if found and found[2] else []
@@ -36,7 +36,7 @@ def shape_of(text: str) -> tuple[str, tuple[int, ...], tuple[str | None, ...]]:
             f"{text[:60]!r} is not a shape; type 'float32[32,128]', or 'float32[32@data,128]' for "
             "a dimension sharded over the mesh axis data"
         )
-    # As JAX prints them: f32, bf16, i32.
+    # As JAX prints dtypes: f32, bf16, i32.
     short = re.fullmatch(r"([a-z]{1,2})([0-9]+)", found[1])
     dtype = _SHORT[short[1]] + short[2] if short and short[1] in _SHORT else found[1]
     sides = tuple(int(each[1]) for each in dimensions if each)
@@ -44,10 +44,10 @@ def shape_of(text: str) -> tuple[str, tuple[int, ...], tuple[str | None, ...]]:
 
 
 def arguments_of(shapes: Sequence[str], maker: str | None) -> tuple[Any, ...]:
-    """Abstract arguments, of shapes or as a function of the user's returns them.
+    """Abstract arguments, from shapes or from a function of the user.
 
     Raises:
-        click.UsageError: both or neither, or a dtype that JAX has not.
+        click.UsageError: both or neither are given, or JAX does not have the dtype.
     """
     if bool(shapes) == (maker is not None):
         raise click.UsageError(
@@ -59,7 +59,7 @@ def arguments_of(shapes: Sequence[str], maker: str | None) -> tuple[Any, ...]:
     if maker is not None:
         make = load_function(maker)
         with said_of(f"calling {maker}"):
-            # Shapes of whatever it returns: arrays of any size are not held twice.
+            # Only the shapes of its results, so that large arrays are not held twice.
             made = make()
             return tuple(jax.eval_shape(lambda: made if isinstance(made, tuple) else (made,)))
     found = []
@@ -76,7 +76,7 @@ def _dtype(name: str):
         known = jax.numpy.dtype(name)
     except TypeError:
         known = None
-    # NumPy's letters, as "q" for int64, are nobody's meaning of a shape.
+    # NumPy's letters, such as "q" for int64, are not accepted as dtypes.
     if known is None or known.name != name:
         raise click.UsageError(f"{name[:40]!r} is not a dtype; type float32 or bf16")
     if (here := jax.dtypes.canonicalize_dtype(known)) != known:
@@ -100,19 +100,19 @@ _EXAMPLES = ("v4:2x2x2", "v5e:4x8", "v5p:4x4x8", "v6e:4x4", "h100:16x8")
 def targets(target, function, shapes, maker, axes, out, as_json) -> int:
     """Compile my function for a slice that is not here, and say what the program does.
 
-    The function runs inside jax.shard_map. Without arguments: which targets there are, and which
-    compilers are installed.
+    The function runs inside jax.shard_map. Without arguments, list the targets, and the compilers
+    that are installed.
 
     \b
     jaxcoll targets
     jaxcoll targets v5e:4x8 train:reduce 'float32[1024@i,128]' --out -
     """
-    # JAX reads some of these when it is imported, so they are set before. Compiling for a device
-    # needs none: with "cpu" no driver is asked for one.
+    # JAX reads some of these when it is imported, so they are set before. Compiling needs no
+    # device, and with "cpu" JAX does not look for a driver.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxcoll import aot
 
-    # Not over what the user has set.
+    # Variables that the user has set are kept.
     for name, value in aot.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if target is None:

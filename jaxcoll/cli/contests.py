@@ -1,6 +1,6 @@
-"""``compare --machine`` and ``--measured``: ours beside a machine's own collectives.
+"""``compare --machine`` and ``--measured``: schedules compared with a machine's own collectives.
 
-As others measured them, or as one's own log says.
+The times of those collectives are published measurements, or come from the user's log.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jaxcoll.progress import working
 if TYPE_CHECKING:  # loads every package when it is called, not for --help
     import jaxcoll as jc
 
-# What else ``compare`` takes and a contest does too; other options are of a network that is given.
+# Other options of ``compare`` that a contest takes; the rest describe a given network.
 _TAKEN = ("network", "collective", "size", "root", "only", "seed", "deadline", "as_json", "machine")
 
 
 def machine_option(command: Callable[..., int]) -> Callable[..., int]:
-    """``--machine NAME``, with which the command's answer is that of a contest."""
+    """``--machine NAME``, which makes the command answer with a contest."""
 
     @functools.wraps(command)
     def with_machine(machine, **given):
@@ -58,7 +58,7 @@ def _held(machine: str, given: dict[str, Any]) -> int:
 
 
 def measured_option(command: Callable[..., int]) -> Callable[..., int]:
-    """``--measured LOG``, with which the command's answer is of the log's times."""
+    """``--measured LOG``, which makes the command answer with the log's times."""
 
     @functools.wraps(command)
     def with_log(measured, **given):
@@ -69,12 +69,12 @@ def measured_option(command: Callable[..., int]) -> Callable[..., int]:
     )(with_log)
 
 
-# What has no meaning beside a log, whose times are of one collective of all ranks.
+# Options without meaning for a log, whose times belong to one collective of all ranks.
 _NOT_BESIDE = ("root", "groups", "helpers", "output", "workers", "execution", "model")
 
 
 def _beside_log(log: str, given: dict[str, Any]) -> int:
-    """Size, measured time and the best schedule's, each in percent of the bound."""
+    """Print sizes, the measured time and the best schedule's, each in percent of the bound."""
     import jaxcoll as jc
     from jaxcoll.expectation import own_times
     from jaxcoll.synth.native import JAX_LAX
@@ -108,7 +108,7 @@ def _beside_log(log: str, given: dict[str, Any]) -> int:
 
 
 def _best(network, kind: str, nbytes: int, only: Sequence[str] | None, **options: Any):
-    """The synthesizer of the fastest schedule, and its seconds; None where all names refuse."""
+    """The synthesizer of the fastest schedule, and its seconds; None if all of them refuse."""
     import jaxcoll as jc
     from jaxcoll.synth.auto import chosen_by_auto
 
@@ -126,7 +126,7 @@ def _best(network, kind: str, nbytes: int, only: Sequence[str] | None, **options
 def _log_row(
     least: float, nbytes: int, seconds: float, best: tuple[float, str] | None
 ) -> dict[str, Any]:
-    """A size in numbers; percents are of the least time that the network allows, however used."""
+    """A size in numbers; percents refer to the least time that the network allows in any way."""
     row: dict[str, Any] = {"nbytes": nbytes, "bound_seconds": least, "measured_seconds": seconds,
                            "measured_percent_of_bound": 100 * least / seconds}  # fmt: skip
     if best is not None:
@@ -165,7 +165,7 @@ def _percent(percent: float | None) -> str:
 
 
 def _collective(machine: str, given: dict[str, Any]) -> str:
-    """The collective, which stands where NETWORK does otherwise."""
+    """The collective, which stands in the place of NETWORK here."""
     name = given["network"]
     kinds = given["collective"] if name is None else collective_in(name, "--machine")
     if len(kinds) > 1:

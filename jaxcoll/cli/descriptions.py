@@ -1,7 +1,7 @@
-"""Networks as other tools describe them, and the options by which each is completed.
+"""Networks as other tools describe them, and the options that complete each description.
 
-A description has a part of the network: a host's GPUs, or the switches between hosts. Options say
-the rest: the kind of its GPUs, how many equal hosts there are, what links carry.
+A description covers a part of the network: a host's GPUs, or the switches between hosts. Options
+add the rest: the kind of GPU, the number of equal hosts, and the speed of links.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Description:
     """A format of descriptions.
 
     Attributes:
-        called: as errors name it.
-        read: its network, of text and the options that were given.
-        options: those of ``OPTIONS`` that it takes.
-        bandwidth: options of ``read`` that the values of --bandwidth are, in order.
-        alpha: those that the values of --alpha are.
+        called: the format's name in errors.
+        read: returns the network for a text and the options that were given.
+        options: the names in ``OPTIONS`` that the format takes.
+        bandwidth: the options of ``read`` that get the values of --bandwidth, in order.
+        alpha: the options of ``read`` that get the values of --alpha, in order.
     """
 
     called: str
@@ -61,7 +61,7 @@ def _amd_smi(text: str, **options: Any):
 def _slurm(text: str, **options: Any):
     from jaxcoll.io import slurm
 
-    # Hosts that are ranks have nothing inside, so a single bandwidth is that of their ports.
+    # Hosts that are ranks have no inner links, so a single bandwidth belongs to their ports.
     if "gpu" not in options and "network" not in options and "inside" in options:
         options["network"] = options.pop("inside")
     return slurm.loads(text, **options)
@@ -91,7 +91,7 @@ def _gke_gpus(text: str, **options: Any):
     return gke_gpus.loads(text, **options)
 
 
-# By the name that ``jaxcoll.io.kind_of`` gives the format.
+# Keys are the names that ``jaxcoll.io.kind_of`` gives the formats.
 DESCRIPTIONS = {
     "nvidia-smi": Description("nvidia-smi's table", _nvidia_smi, bandwidth=("inside", "network")),
     "nccl topology": Description("NCCL's topology", _nccl_topology, ("hosts", "speeds")),
@@ -111,8 +111,8 @@ DESCRIPTIONS = {
 
 
 def description_of(path: str) -> Description | None:
-    """The format of a file that begins as a description does; None for all others."""
-    # A pipe or a device is left to who reads it.
+    """The format of a file that begins as a description does; None for all other files."""
+    # A pipe or device is not opened here, since its content can be read only once.
     return DESCRIPTIONS.get(kind_of_file(path)) if os.path.isfile(path) else None
 
 
@@ -125,14 +125,14 @@ def described_network(
     """The network of a description.
 
     Args:
-        path: of a file; ``-`` for what stands on stdin.
-        description: of the file; of stdin by its text.
-        completing: values of ``OPTIONS``, None where they are left out.
+        path: the path of a file; ``-`` for the text on stdin.
+        description: the format of the file; for stdin the text tells it.
+        completing: values of ``OPTIONS``, None for options that were left out.
         links: alphas in seconds and bandwidths in bytes per second.
 
     Raises:
-        click.UsageError: an option that the format does not take.
-        ValueError: the library's refusal of the text or of a value.
+        click.UsageError: the format does not take one of the options.
+        ValueError: the library refuses the text or a value.
     """
     from jaxcoll.io import kind_of
     from jaxcoll.io.files import EMPTY, load_text
@@ -160,7 +160,7 @@ def _given(
     alpha: Sequence[float],
     bandwidth: Sequence[float],
 ) -> dict[str, Any]:
-    """The options of the format's reader."""
+    """Arguments for the format's reader."""
     called = description.called
     given = {name: value for name, value in completing.items() if value is not None}
     for name in given:

@@ -1,4 +1,4 @@
-"""``doctor``: installed versions, the devices, and the links that they are assumed to have."""
+"""``doctor``: installed versions, the devices, and the links assumed between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
 _NEEDED = ("jax", "jaxlib", "numpy", "scipy", "numba", "highspy", "click")
-# Package -> its purpose, and how it is installed.
+# Package -> its purpose, and the command that installs it.
 _OPTIONAL = {
     "matplotlib": ("drawings", "pip install matplotlib"),
     "networkx": ("jc.Topology.from_networkx", "pip install networkx"),
@@ -32,7 +32,7 @@ _OPTIONAL = {
 def doctor(network, as_json) -> int:
     """Devices, their guessed network, the order of ranks, versions, missing packages.
 
-    Exit code 1 if a package is missing that the library needs.
+    The exit code is 1 if a package is missing that the library needs.
 
     \b
     jaxcoll doctor
@@ -59,7 +59,7 @@ def doctor(network, as_json) -> int:
 
 
 def _links() -> str | None:
-    """The player of the lowering "links": its file, and whether it plays on GPUs; None without."""
+    """The file of the player for the lowering "links", and whether it plays on GPUs; or None."""
     if not all(map(_can_import, _NEEDED)):
         return None
     from jaxcoll.execute.links import engine
@@ -74,7 +74,7 @@ def _version(name: str) -> str | None:
     if name != "jaxcoll" and not _can_import(name):
         return None
     try:
-        # A package may be there without its metadata, as in a zip.
+        # A package may be present without its metadata, as in a zip.
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
@@ -82,7 +82,7 @@ def _version(name: str) -> str | None:
 
 def _can_import(name: str) -> bool:
     try:
-        # Not imported: JAX alone takes a second, and may fail on a driver.
+        # The package is not imported: JAX alone takes a second, and may fail because of a driver.
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
@@ -98,12 +98,11 @@ def _devices(network: str | None) -> dict[str, Any]:
         import jaxcoll as jc
 
         devices = jax.devices()
-        # The library warns of its assumptions about these devices: here they are a part of the
-        # answer.
+        # Warnings about assumptions on these devices are part of the answer here.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             guessed = jc.Topology.from_devices(devices)
-    except Exception as error:  # a driver may fail in any way, and that is what doctor is asked
+    except Exception as error:  # a driver may fail in any way, which doctor has to report
         return {"error": f"{type(error).__name__}: {one_line(error)}"}
     facts: dict[str, Any] = {
         "count": len(devices),
@@ -116,13 +115,13 @@ def _devices(network: str | None) -> dict[str, Any]:
     }
     if network is not None:
         wanted = named_network(network)
-        # ``jc.reorder`` needs a device for each rank.
+        # ``jc.reorder`` needs one device per rank.
         if wanted.num_ranks != len(devices):
             raise click.UsageError(
                 f"{network} has {wanted.num_ranks} ranks, but JAX finds {len(devices)} devices; "
                 f"name a network of {len(devices)}, or leave --network out"
             )
-        # Ranks that are neighbours in the network on devices that are.
+        # The order that places neighbouring ranks on neighbouring devices.
         order = jc.reorder(devices, wanted)
         facts["rank_order"] = [int(device.id) for device in order]
     return facts

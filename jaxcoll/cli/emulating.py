@@ -13,7 +13,7 @@ from jaxcoll.progress import working
 @click.command()
 @network_options
 @click.argument("command", nargs=-1, required=True)
-@click.option("--scale", type=float, help="Of all bandwidths; by the cores here if not given.")
+@click.option("--scale", type=float, help="Factor of all bandwidths; by the cores if omitted.")
 @as_json
 def emulate(network, command, scale, as_json) -> int:
     """Run a program once per rank on a network that is not here, made of cables on this machine.

@@ -1,7 +1,7 @@
-"""``find``, ``show``, ``compare`` and ``bound``: what there is before a schedule is chosen.
+"""``find``, ``show``, ``compare`` and ``bound``: commands for before a schedule is chosen.
 
-Networks to build; networks and schedules as text and drawings; how far every synthesizer is from
-what no schedule can beat.
+They list networks to build, show networks and schedules as text and drawings, and tell how far
+every synthesizer is from the bound that no schedule can beat.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from jaxcoll.cli.quantities import (
 from jaxcoll.cli.recognised import needs_network
 from jaxcoll.cli.schedules import (
     BUCKET,
+    MACHINES,
     OF_ROOTS,
     CollectiveNames,
     Groups,
@@ -64,14 +65,14 @@ from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".html")
-_MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one by one
+_MOST_SHOWN = 64  # ranks of a network, or steps of a schedule, that are listed one by one
 
 
 @click.command()
 @click.argument("ranks", type=click.IntRange(2))
 @click.argument("degree", type=click.IntRange(1))
 @click.option("--links", type=click.Choice(("one_way", "both_ways")), default="one_way",
-              help="Whether every link needs one back.")  # fmt: skip
+              help="Whether every link needs a link back.")  # fmt: skip
 @click.option("--parallel/--no-parallel", default=True, help="Several links between two ranks.")
 @click.option("--rates/--no-rates", default=True, help="Measure all-to-all rates (slower).")
 @click.option("--take", type=click.IntRange(1), help="Write this row of the table as a network.")
@@ -89,7 +90,7 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 
     if (take is None) != (output is None):
         raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
-    # With both the network and the table on stdout neither could be read.
+    # If both the network and the table went to stdout, neither could be read.
     if output != "-":
         check_target(output, suffix=".json")
     elif as_json:
@@ -120,9 +121,9 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 @link_options
 @description_options
 @failure_options
-@click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
+@click.option("--network", "network_name", type=NetworkName(), help="The network of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
-@click.option("--size", type=SIZE, help="Of a rank's buffer, for a page; 64MB by default.")
+@click.option("--size", type=SIZE, help="A rank's buffer on a page; 64MB by default.")
 @execution_option
 @click.option("--names", is_flag=True, help="List the names that networks have.")
 @as_json
@@ -170,7 +171,7 @@ def _read(what: str, network_name: str | None, completing: dict[str, Any], speed
     import jaxcoll as jc
 
     given = named_network(network_name) if network_name else None
-    # A file without its network, then one with it, then a name.
+    # First a file that does not name its network, then one that does, then a name.
     if needs_network(what):
         return read_schedule(what, given)
     is_plain = not any(completing.values()) and description_of(what) is None
@@ -187,11 +188,11 @@ def _read(what: str, network_name: str | None, completing: dict[str, Any], speed
     return found
 
 
-_PAGE_BYTES = 64_000_000  # of a rank's buffer, where --size is left out
+_PAGE_BYTES = 64_000_000  # bytes of a rank's buffer if --size is left out
 
 
 def _draw(obj: Any, path: str, size, execution: str | None) -> None:
-    """The picture as one write, so that an interrupt leaves no half of a file."""
+    """Write the picture in one go, so that an interrupt does not leave half a file."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes
 
@@ -202,7 +203,7 @@ def _draw(obj: Any, path: str, size, execution: str | None) -> None:
         write_bytes(path, jc.pages.schedule(obj, size, execution=execution).encode())
         return
     figure = jc.draw.draw_topology(obj) if is_network else jc.draw.draw_heatmap(obj)
-    # Matplotlib would write into the file itself, bit by bit.
+    # Matplotlib would write to the file itself, piece by piece.
     content = io.BytesIO()
     figure.savefig(content, format=os.path.splitext(path)[1][1:].lower(), bbox_inches="tight")
     write_bytes(path, content.getvalue())
@@ -264,7 +265,7 @@ def _schedule_lines(schedule) -> list[str]:
         f"{made['synthesizer']}: {made['steps']} steps, {made['sends']} sends"
     ]
     for step in range(min(made["steps"], _MOST_SHOWN)):
-        # Eight of a step: a line of a terminal.
+        # Eight sends of a step fill a line of a terminal.
         first, end = int(schedule.step_ptr[step]), int(schedule.step_ptr[step + 1])
         sends = [
             f"{schedule.src[i]}->{schedule.dst[i]}:{schedule.chunk[i]}"
@@ -308,15 +309,15 @@ class Names(click.ParamType):
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @click.option(
     "--groups", type=Groups(), metavar="RANKS", multiple=True,
-    help="That take part: 0-3/4-7; again for the next.",
+    help="Ranks that take part: 0-3/4-7; repeat for the next.",
 )  # fmt: skip
 @helpers_option
-@click.option("--only", type=Names(), help="Some, which say why not: ring,sccl,auto.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
+@click.option("--only", type=Names(), help="Only these, and why not: ring,sccl,auto.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Random seed.")
 @deadline_option
 @execution_option
 @model_option
-@click.option("--output", "-o", help="Also write FILE.csv; the next run goes on.")
+@click.option("--output", "-o", help="Also write FILE.csv; the next run continues it.")
 @workers_option
 @as_json
 def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
@@ -342,7 +343,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
         )  # fmt: skip
         made = list(rows) if as_json else _printed(rows, size, order_line(options["execution"]),
                                                    only is not None)  # fmt: skip
-    # What switches that copy and add make possible; percents are of what schedules can do.
+    # The bound counts switches that copy and add; percents refer to the bound of schedules.
     able = by.bounded_by(network)
     counted = [
         max(jc.bound(able, what, nbytes).time for what in whats)
@@ -369,7 +370,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
 
 
 def _collectives(network, kinds: Sequence[str], groups, root, helpers) -> list[jc.Collective]:
-    """Each kind with its groups: the only ones are those of all, and several those of the only."""
+    """Each kind with its groups; one value of --groups serves all kinds."""
     import jaxcoll as jc
 
     count = max(len(kinds), len(groups))
@@ -393,7 +394,7 @@ def _table_of(sizes: Sequence[float]) -> Table:
 def _printed(
     rows: Iterable[jc.comparison.Compared], sizes: Sequence[float], order: str, with_reasons: bool
 ) -> list[jc.comparison.Compared]:
-    """The rows, each synthesizer's printed as soon as it has been timed at all sizes."""
+    """The rows; each synthesizer's row is printed as soon as it is timed at all sizes."""
     table, made = _table_of(sizes), []
     for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
         found = list(of_name)
@@ -402,8 +403,8 @@ def _printed(
             table.row("synthesizer", *(size_text(row.nbytes) for row in found))
             table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
         made += found
-        # A refusal takes the place of all times: at larger sizes it is not tried again. Of names
-        # that were asked for the whole reason stands there, so that no width is kept.
+        # A refusal replaces all times, since larger sizes are not tried. For names that were asked
+        # for the whole reason is printed, so the columns are not kept.
         refused = _refusal(found[-1])
         if refused is None or with_reasons:
             table.row(found[0].synthesizer, *([f"- {refused}"] if refused else map(_cell, found)))
@@ -425,7 +426,7 @@ def _fastest(
 
 
 def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
-    """As JSON: the times of a synthesizer, then why it has no more."""
+    """Rows as JSON: the times of a synthesizer, then the reason why there are no more."""
     for name, rows in itertools.groupby(made, lambda row: row.synthesizer):
         for row in rows:
             if row.refusal is not None:
@@ -458,14 +459,15 @@ def _cell(row: jc.comparison.Compared) -> str:
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @group_options
-@click.option("--exact", is_flag=True, help="The truest known; may take a minute.")
+@click.option("--exact", is_flag=True, help="The tightest bound known; may take a minute.")
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
 @execution_option
 @as_json
 def bound(network, collective, size, exact, show_all, execution, as_json, **of) -> int:
-    """The time that no schedule can beat, and the ranks it comes from.
+    """The time that no schedule can beat, and the ranks that cause it.
 
-    Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
+    Switches that copy and add, as NVSwitches of H100 hosts do, are counted. The bound of schedules,
+    which use switches only to forward, follows.
     schedules, which use switches to forward only, follows.
 
     \b
@@ -498,7 +500,7 @@ def bound(network, collective, size, exact, show_all, execution, as_json, **of) 
     return tell(as_json, facts, *lines)
 
 
-# After "are counted", in ``bound`` and in ``compare``.
+# The words after "are counted" in ``bound`` and ``compare``.
 _UNUSED = "there; schedules here do not use them so"
 
 
@@ -513,26 +515,37 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
 
 # ---------------------------------------------------------------------- explain
 
+# Of ``--wire``; int8 is rounded by the random bits of a seed, which change no price.
+WIRES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+
 
 @click.command()
 @network_options
 @collective_argument
 @click.option("--size", type=SIZES, default=(BUCKET, 10**9), help="25MiB,1GB by default.")
 @click.option(
-    "--backend", type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
-    help="That runs JAX; tpu for slices, else gpu.",
+    "--backend", type=click.Choice(MACHINES), metavar="MACHINE",
+    help="The machine that runs JAX; tpu for slices, else gpu.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")
+@click.option(
+    "--wire", type=click.Choice(WIRES), metavar="DTYPE", help="Sent as float8_e4m3fn, int8."
+)
+@click.option(
+    "--largest", type=click.Path(), metavar="FILE", help="Rows of pairs, a line per rank."
+)
 @as_json
-def explain(network, collective, size, backend, show_all, as_json) -> int:
+def explain(network, collective, size, backend, show_all, wire, largest, as_json) -> int:
     """Will a schedule pay on my cluster? What runs inside JAX, and what one exported would take.
 
-    The default is jax.lax unless a schedule is predicted to be faster beyond doubt. Exported to
-    MSCCL or MSCCL++, schedules are timed by their links alone.
+    jax.lax runs unless a schedule is predicted to be faster beyond doubt. Exported to MSCCL or
+    MSCCL++, schedules are timed by links alone.
 
     \b
     jaxcoll explain dgx-h100:2 --backend gpu --size 25MB,1GB
     jaxcoll explain v5e:4x4 all_gather --backend tpu
+    jaxcoll explain dgx-h100:2 --wire float8_e4m3fn --size 25MB
+    jaxcoll explain dgx-h100:2 all_to_all --largest tokens.txt
     """
     import jaxcoll as jc
     from jaxcoll.kinds import kind_of, names_in
@@ -546,6 +559,17 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
     _check_fed(network, backend)
+    if wire is not None or largest is not None:
+        rows = _of_fewer_bytes(network, collective, size, backend, wire, largest)
+        if as_json:
+            facts = {"network": str(network.name), "collective": collective, "backend": backend}
+            print_json({**facts, "rows": [row for row, _ in rows]})
+            return 0
+        for row, inside in rows:
+            share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
+            took = f"{time_text(row['seconds'])}, {share}"
+            click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
+        return 0
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -578,11 +602,73 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     return 0
 
 
-def _check_fed(network, backend: str) -> None:
-    """That the links are none that a CPU cannot feed: it would be charged for its copies alone.
+def _of_fewer_bytes(
+    network, collective: str, sizes, backend: str, wire: str | None, largest: str | None
+) -> list[tuple[dict[str, Any], Any]]:
+    """By size what a call over a wire, or of unequal slices, runs and takes, and the explanation.
 
     Raises:
-        click.UsageError: they carry more than it copies.
+        click.UsageError: both are given, or unequal slices of another collective.
+    """
+    import jaxcoll as jc
+
+    if largest is not None and (wire is not None or collective != "all_to_all"):
+        raise click.UsageError(
+            "--largest is of all_to_all, without --wire: jaxcoll explain NETWORK all_to_all "
+            "--largest FILE"
+        )
+    here: dict[str, Any] = {"topology": network, "execution": backend}
+    special: dict[str, Any]
+    if largest is not None:
+        what, special = "ragged_all_to_all", {"largest": _matrix(largest)}
+        beside = "the time of pairs all as full as the fullest"
+    else:
+        what, beside = collective, "the time of float32"
+        dtype = jc.execute.wires.Int8(0) if wire == "int8" else wire
+        special = {"wire_dtype": dtype}
+    rows = []
+    for nbytes in sizes:
+        told = jc.explain_choice(what, nbytes=nbytes, **here, **special)
+        padded = nbytes if largest is None else _padded(nbytes, special["largest"])
+        plain = jc.explain_choice(collective, nbytes=padded, **here)
+        runs = [told.chosen.name, *([] if told.then is None else [told.then.chosen.name])]
+        row = {"nbytes": nbytes, "runs": runs, "seconds": told.seconds}
+        rows.append(({**row, "plain_seconds": plain.seconds, "beside": beside}, told))
+    return rows
+
+
+def _matrix(path: str) -> list[list[int]]:
+    """Rows of a file: integers between blanks or commas, as many in each line as there are lines.
+
+    Raises:
+        FormatError: something else.
+    """
+    from jaxcoll.errors import FormatError
+    from jaxcoll.io import files
+
+    lines = [line.replace(",", " ").split() for line in files.read_text(path).splitlines()]
+    rows = [line for line in lines if line]
+    if not rows or any(len(row) != len(rows) or not all(n.isdigit() for n in row) for row in rows):
+        raise FormatError(
+            f"{path} must have a line for each rank, with a number of rows for each rank, as in "
+            "'0 4 1'; numbers are integers of at least 0"
+        )
+    return [[int(n) for n in row] for row in rows]
+
+
+def _padded(nbytes: float, rows: Sequence[Sequence[int]]) -> float:
+    """Bytes of a rank's buffer where all pairs are as full as the fullest."""
+    sent = [[n for t, n in enumerate(row) if s != t] for s, row in enumerate(rows)]
+    got = [[row[t] for s, row in enumerate(rows) if s != t] for t in range(len(rows))]
+    fullest = max(map(sum, (*sent, *got)))
+    return nbytes * len(rows) * max(map(max, sent)) / max(1, fullest)
+
+
+def _check_fed(network, backend: str) -> None:
+    """Refuse links faster than a CPU can copy, for which only its copies would be charged.
+
+    Raises:
+        click.UsageError: the links carry more than the CPU copies.
     """
     from jaxcoll.simulation.execution_costs import costs_of
 
@@ -627,7 +713,7 @@ def _or_none(seconds: float | None) -> str:
 
 
 def _explained(inside, exported: str, seconds: float, least: float, expected) -> dict[str, Any]:
-    """A size in numbers; where a field is None, there is nothing of it."""
+    """A size in numbers; fields without a value are None."""
     native = next((c.seconds for c in inside.candidates if c.is_native), None)
     best = next(c for c in inside.candidates if not c.is_native)
     return {
@@ -640,7 +726,7 @@ def _explained(inside, exported: str, seconds: float, least: float, expected) ->
 
 
 def _of_switches(rows: Sequence[dict[str, Any]]) -> str:
-    """Which of NCCL's algorithms the price of jax.lax leaves out, and how fast they may be."""
+    """The algorithms of NCCL that the price of jax.lax leaves out, and how fast they may be."""
     least = ", ".join(
         f"{time_text(row['in_network_bound_seconds'])} at {size_text(row['nbytes'])}"
         for row in rows

@@ -1,4 +1,4 @@
-"""Schedules and networks in files of every format, told apart by their content and suffix."""
+"""Schedules and networks in files of every format; content and suffix tell the format."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 from jaxcoll.cli.networks import is_name
 from jaxcoll.cli.recognised import is_trace, needs_network
 
-# By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
+# Name -> suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
     "json": (".json",), "msccl": (".xml",), "azure": (), "mscclpp": (),
     "multitree": (".txt", ".tables"), "forestcoll": (), "sccl": (), "teccl": (),
     "graphml": (".graphml",), "gexf": (".gexf",), "nccl-conf": (".conf",), "ncclx": (),
     "csv": (".csv",),
 }  # fmt: skip
-# What each holds, where it is not schedules alone.
+# The content of each format, if it is not schedules alone.
 _HOLDS = {
     "json": "networks, schedules, rules and times", "sccl": "networks and schedules",
     "graphml": "networks", "gexf": "networks",
@@ -37,7 +37,7 @@ def open_schedule(path: str, network: Any = None):
     """The schedule of a file: jaxcoll's JSON, MSCCL XML on ``network``, or a compact folder.
 
     Raises:
-        click.UsageError: no schedule, or XML without its network.
+        click.UsageError: the file holds no schedule, or is XML and its network is not given.
         ValueError: see ``jc.io.load`` and ``jc.io.msccl.load``.
         OSError: the file cannot be read.
     """
@@ -55,7 +55,7 @@ def open_schedule(path: str, network: Any = None):
         if is_trace(path):
             return jc.io.chakra.load(path.removesuffix(".0.et"), network)
         found = jc.io.load(path, network)
-        # ForestColl's trees, of one piece: more of them are a choice that the file does not make.
+        # ForestColl's trees with one chunk each: the file does not say to split them further.
         return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
     refuse_network(path)
     found = jc.io.load(path)
@@ -68,10 +68,10 @@ def open_schedule(path: str, network: Any = None):
 
 
 def refuse_network(path: str) -> None:
-    """That a schedule's path is not the name of a network, which other commands take.
+    """Refuse a name of a network, which other commands take, as the path of a schedule.
 
     Raises:
-        click.UsageError: it is, and there is no such file.
+        click.UsageError: the path is a network's name and there is no such file.
     """
     if os.path.exists(path) or not is_name(path):
         return
@@ -82,12 +82,12 @@ def refuse_network(path: str) -> None:
 
 
 def check_network(path: str, found: Any, network: Any) -> None:
-    """That ``--network`` is what a file with a network of its own has.
+    """Check that ``--network`` equals the network that a file states.
 
-    A proof on that network would be taken for one on the network that was asked for.
+    Otherwise a proof on the file's network would be taken for a proof on the given one.
 
     Raises:
-        click.UsageError: it is another.
+        click.UsageError: the networks differ.
     """
     import jaxcoll as jc
 
@@ -104,10 +104,10 @@ def check_network(path: str, found: Any, network: Any) -> None:
 
 
 def format_of(path: str, wanted: str | None) -> str:
-    """The format to write: the one that is wanted, or by the suffix.
+    """The format to write: the given one, or that of the suffix.
 
     Raises:
-        click.UsageError: neither says it.
+        click.UsageError: neither tells the format.
     """
     if wanted is not None:
         return wanted
@@ -126,22 +126,22 @@ def format_of(path: str, wanted: str | None) -> str:
 def check_target(
     path: str | None, wanted: str | None = None, *, as_json: bool = False, suffix: str = ""
 ) -> str | None:
-    """The format of an output file, refused before any work where it could not be written.
+    """The format of an output file; one that could not be written is refused before any work.
 
     Args:
-        path: of the file; ``-`` is stdout, None nothing.
+        path: the path of the file; ``-`` is stdout, None means no output.
         wanted: the format, instead of the suffix.
         as_json: whether stdout is to hold one JSON document.
-        suffix: the only one that is written, and to files alone.
+        suffix: the only suffix that the command writes, and only to files.
 
     Raises:
-        click.UsageError: no such folder, no format, or something else than JSON on stdout.
+        click.UsageError: there is no such folder or format, or stdout would hold more than JSON.
     """
     if path is None:
         return None
     if suffix and os.path.splitext(path)[1].lower() != suffix:
         raise click.UsageError(f"{path!r} is to be a file that ends with {suffix}")
-    # Checked first: otherwise a search of minutes would end with this error.
+    # Checked first, so that no search of minutes ends with this error.
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
         above = folder
@@ -165,7 +165,7 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
     """Write an object, whole or not at all; ``-`` is stdout.
 
     Args:
-        nbytes: of a rank's buffer, which TE-CCL's files say the time of.
+        nbytes: bytes of a rank's buffer; TE-CCL's files state the time for that size.
 
     Raises:
         ValueError: the format cannot hold it.
@@ -177,12 +177,12 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
 
     _check_held(obj, form)
     try:
-        # A plan has its registry beside it, as a file.
+        # The registry of a plan is a file beside it.
         if form == "mscclpp" and path != "-":
             return jc.io.mscclpp.save(path, obj)
         text = _text(obj, form, nbytes)
     except jc.errors.FormatError as error:
-        # Of other collectives a runtime's program cannot be made either.
+        # Other collectives cannot become a program of a runtime at all.
         if form not in ("msccl", "azure", "mscclpp") or obj.collective.kind not in MSCCL_WORDS:
             raise
         raise click.UsageError(
@@ -195,10 +195,10 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
 
 
 def _check_held(obj: Any, form: str) -> None:
-    """That a format holds an object of this kind."""
+    """Check that a format holds an object of this kind."""
     import jaxcoll as jc
 
-    # Before the writers, whose errors would be of the library's arguments.
+    # Checked before the writers, whose errors would name the library's arguments.
     kinds = {"networks": jc.Topology, "measured times": jc.io.timings.Timings}
     what = _HOLDS.get(form, "schedules")
     held = {
@@ -220,7 +220,7 @@ def kind_of(obj: Any) -> str:
     names = {"Topology": "network", "Timings": "time", "TreeFlow": "tree"}
     name = type(obj).__name__
     if isinstance(obj, tuple):
-        # Of MultiTree's tables one is read for each rank.
+        # A tuple without rules holds MultiTree's tables, one for each rank.
         return "rule" if obj and all(isinstance(each, NcclRule) for each in obj) else "table"
     return names.get(name, name.lower())
 

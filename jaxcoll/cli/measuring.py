@@ -1,4 +1,4 @@
-"""``measured`` and ``expect``: times of machines that are not here, and of mine beside them."""
+"""``measured`` and ``expect``: published times of machines, and the user's own beside them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from jaxcoll.cli.schedules import as_json, collective_argument
 from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 
 @click.command()
 @click.argument("machine", required=False)
 @click.option("--xla", metavar="PLUGIN", help="XLA's table out of a GPU plugin (.so) or its wheel.")
-@click.option("--date", default="", help="Of --xla: when it was published.")
+@click.option("--date", default="", help="The date when XLA's table was published.")
 @click.option("--page", metavar="FILE", help="Write how well times are predicted, as Markdown.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of --page.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of --page.")
 @click.option("--output", "-o", help="Where --xla writes its table, as JSON.")
 @as_json
 def measured(machine, xla, date, page, seed, output, as_json) -> int:
@@ -59,6 +61,7 @@ def measured(machine, xla, date, page, seed, output, as_json) -> int:
 
 
 def _write_page(page: str, seed: int, as_json: bool) -> int:
+    """Write the page of predictions, with its figures; returns the exit code."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes, write_text
     from jaxcoll.validation.page import FIGURES, points
@@ -68,7 +71,7 @@ def _write_page(page: str, seed: int, as_json: bool) -> int:
     with working("predicting what was measured"):
         text = text_of(seed)
         drawn = {way: jc.draw.draw_predictions(points(way, seed)) for way in FIGURES}
-    # The page comes last: until then it shows what lay there before.
+    # The page is written last: until then the old page stays.
     for way, figure in drawn.items():
         path = os.path.join(os.path.dirname(page), FIGURES[way])
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -78,14 +81,14 @@ def _write_page(page: str, seed: int, as_json: bool) -> int:
 
 
 def _drawn(figure, form: str) -> bytes:
-    """A figure as a file of some format, so that it is written as one."""
+    """A figure in some format as bytes, so that the file is written in one go."""
     content = io.BytesIO()
     figure.savefig(content, format=form, dpi=90)
     return content.getvalue()
 
 
 def table_facts(table) -> dict[str, Any]:
-    """A table's origin, and how much it holds."""
+    """The origin of a table, and the size of its content."""
     named = ("name", "source", "url", "licence", "software", "date", "method")
     return {name: getattr(table, name) for name in named} | {
         "rows": table.rows,
@@ -94,7 +97,7 @@ def table_facts(table) -> dict[str, Any]:
 
 
 def _curves(machine: str) -> tuple[list[str], dict[str, Any]]:
-    """Lines and facts of the curves of a machine."""
+    """The curves of a machine, as lines of text and as facts for JSON."""
     import jaxcoll as jc
 
     lines, facts = [f"{machine}: {jc.measured.machine_of(machine).said}"], []
@@ -113,6 +116,7 @@ def _curves(machine: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def _tell(as_json: bool, tables: list[dict], lines: list[str], facts: dict[str, Any]) -> int:
+    """Print tables and lines, or the tables and facts as JSON; returns the exit code."""
     if as_json:
         print_json(({"tables": tables} if tables else {}) | facts)
         return 0
@@ -136,7 +140,7 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     """What my machine should reach: as others measured it, by the model, and at best.
 
     NETWORK is a measured machine (jaxcoll measured lists them; gb200-rack:36 is a part of one) or
-    any network. With --log alone the list of devices in it says the machine.
+    any network. With --log alone, the list of devices in the log tells the machine.
 
     \b
     jaxcoll expect dgx-h100:2 all_reduce --size 25MB,1GB
@@ -148,16 +152,7 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     if plot is not None and os.path.splitext(plot)[1].lower() not in _PICTURES:
         raise click.UsageError(f"{plot!r} is to be a file that ends with {', '.join(_PICTURES)}")
     check_target(plot, "picture")
-    if network is None and log is None:
-        raise click.UsageError("say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE")
-    # Without NETWORK the collective stands in its place.
-    if log is not None and network is not None and (kind := meant(network)) is not None:
-        network, collective = None, kind.name
-    elif log is not None:
-        said, source = collective_of(log), click.get_current_context().get_parameter_source
-        if said is None and source("collective") is ParameterSource.DEFAULT:
-            raise click.UsageError(f"{log} does not say of which collective it is; name it")
-        collective = said or collective if network is None else collective
+    network, collective = _meant(network, collective, log)
     if network is None and any(completing.values()):
         raise click.UsageError(f"{NAMED} complete a FILE of a network; name that, too")
     built = completed_network(network, completing) if network is not None else _network_of(str(log))
@@ -180,11 +175,25 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     return 0
 
 
-_PICTURES = (".png", ".svg", ".pdf")
+def _meant(network: str | None, collective: str, log: str | None) -> tuple[str | None, str]:
+    """The network and the collective of the arguments; no network where the log says it."""
+    if log is None:
+        if network is None:
+            raise click.UsageError(
+                "say which network: h100-host, dgx-h100:2, FILE.json, or --log FILE"
+            )
+        return network, collective
+    # If NETWORK is left out, the collective is the first argument, where NETWORK would be.
+    if network is not None and (kind := meant(network)) is not None:
+        return None, kind.name
+    said, source = collective_of(log), click.get_current_context().get_parameter_source
+    if said is None and source("collective") is ParameterSource.DEFAULT:
+        raise click.UsageError(f"{log} does not say of which collective it is; name it")
+    return network, collective if said is None or network is not None else said
 
 
 def _draw(found, path: str) -> None:
-    """The times over sizes, a curve for each source."""
+    """Draw the times over sizes, with a curve for each source."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes
 
@@ -194,7 +203,7 @@ def _draw(found, path: str) -> None:
         times |= {f"measured ({each.table.name})": each.seconds for each in row.reports}
         times |= {"by the model": None if row.model is None else row.model.seconds}
         for name, seconds in (times | {"at best": row.bound_seconds}).items():
-            # One rank alone takes no time, which no logarithm shows.
+            # A single rank takes no time, which a logarithmic axis cannot show.
             if seconds:
                 curves.setdefault(name, []).append((float(row.nbytes), seconds))
     figure = jc.draw.draw_times(curves)
@@ -202,7 +211,7 @@ def _draw(found, path: str) -> None:
 
 
 def _network_of(log: str):
-    """The measured machine of a log's devices."""
+    """The measured machine that matches a log's devices."""
     import jaxcoll as jc
     from jaxcoll.io.files import load_text
 
@@ -211,6 +220,7 @@ def _network_of(log: str):
 
 
 def _size_lines(row) -> list[str]:
+    """The lines of one size: the bound, measured times, the model, and the user's own time."""
     lines = [
         f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; "
         f"{100 * row.of_bound:.0f} % of that speed {'is' if row.reports else 'would be'} reached"
@@ -241,12 +251,13 @@ def _size_lines(row) -> list[str]:
 
 
 def _row_text(row, several: bool) -> str:
+    """A measured row between which times were read; with its ranks where ``several`` differ."""
     among = f" among {row.curve.ranks}" if several else ""
     return f"{time_text(row.seconds)} of {size_text(row.nbytes)}{among}"
 
 
 def _facts(found) -> dict[str, Any]:
-    """An expectation as JSON: seconds and bytes."""
+    """An expectation as JSON, in seconds and bytes."""
     return {
         "collective": found.collective, "ranks": found.network.num_ranks,
         "machine": found.machine.name if found.machine else None,

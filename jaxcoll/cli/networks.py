@@ -1,7 +1,7 @@
 """Networks by name: "torus:4x4", "dgx-h100:4", "v5p:4x4x8", a product of others, or a file.
 
-A name is a family of ``jc.topologies`` with hyphens, a colon and its numbers with x between them.
-TPU slices are wired by the library's table of devices, without the TPU compiler.
+A name is a family of ``jc.topologies`` with hyphens, followed by a colon and its numbers with x
+between them. TPU slices are wired by the library's table of devices, without the TPU compiler.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jaxcoll.cli.recognised import needs_network
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
 
-# Ranks up to which a family with a link between every two ranks is built, and all others: more
-# would take more memory than most machines have.
+# The most ranks for families with a link between every two ranks, and for all others: more would
+# take more memory than most machines have.
 _MOST_JOINED, _MOST_RANKS = 2**11, 2**16
 _SIDES = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})*")
 
@@ -36,13 +36,13 @@ class Family:
     """A family of networks with a short form.
 
     Attributes:
-        function: its name in ``jc.topologies``, or in ``jc.topologies.generative``.
-        numbers: names of its numbers; the last one may be repeated where it ends with "...".
-        links: "same" for one latency and bandwidth, "levels" for one or as many as it has kinds of
-            links, "hosts" for those inside hosts and between them, "digraph" for direct-connect
-            families.
-        ranks: how many ranks it has, at least.
-        joined: whether links grow with the square of the ranks.
+        function: the name of its function in ``jc.topologies`` or ``jc.topologies.generative``.
+        numbers: names of its numbers; the last one may be repeated if it ends with "...".
+        links: "same" for one latency and bandwidth, "levels" for one value or as many as there are
+            kinds of links, "hosts" for links inside hosts and between them, "digraph" for
+            direct-connect families.
+        ranks: returns a lower bound on the number of ranks.
+        joined: whether the number of links grows with the square of the ranks.
     """
 
     function: str
@@ -94,7 +94,7 @@ FAMILIES: dict[str, Family] = {
     "diamond": Family("diamond", "", "digraph", ranks=lambda: 8),
 }  # fmt: skip
 
-# Generations of TPU by the device_kind of their chips. Of v2 and v3 a chip is two devices.
+# Generations of TPU, by the device_kind of their chips. A chip of v2 or v3 is two devices.
 SLICES = {
     "v4": "TPU v4",
     "v5e": "TPU v5 lite",
@@ -128,8 +128,9 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
     """The network of a name or file.
 
     Raises:
-        click.UsageError: neither a name nor a file, or numbers or links that it does not take.
-        ValueError: the library's refusal of the numbers.
+        click.UsageError: the text is neither a name nor a file, or does not take these numbers or
+            links.
+        ValueError: the library refuses the numbers.
     """
     name, _, rest = text.partition(":")
     if name in FAMILIES:
@@ -145,7 +146,7 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
         return jc.topologies.product(*(named_network(part, alpha, bandwidth) for part in parts))
     if os.path.exists(text) or os.sep in text or text.endswith(".json"):
         return _of_file(text, (alpha, bandwidth))
-    # Machines that somebody has measured, and parts of them.
+    # Measured machines, and parts of them.
     if (machine := _measured(name)) is not None:
         ranks = _numbers(name, rest) if rest else (None,)
         if len(ranks) != 1 or any((alpha, bandwidth)):
@@ -153,7 +154,7 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
                 f"{name} is a machine by its data sheet; type {name}, or {name}:8 for some ranks"
             )
         return machine.topology(*ranks)
-    # Names of slices as Google's tools write them; after files, which may be called anything.
+    # Names of slices as Google's tools write them; files come first, since they may have any name.
     if re.match("(tpu7x|v[0-9][a-z]*)-", text):
         from jaxcoll.io import tpu_slices
 
@@ -171,7 +172,7 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
 
 
 def is_name(text: str) -> bool:
-    """Whether a text begins as a network's name does, whatever its numbers."""
+    """Whether a text begins like a network's name, with any numbers."""
     name = text.partition(":")[0]
     return name in FAMILIES or name in SLICES or name == "product" or _measured(name) is not None
 
@@ -203,14 +204,14 @@ def _of_family(name: str, numbers: tuple[int, ...], speeds: Speeds):
     import jaxcoll as jc
 
     family = FAMILIES[name]
-    # Before it is built: a hypercube of 2^60 ranks would be asked for memory first.
+    # Checked before building: a hypercube of 2^60 ranks would first need the memory.
     ranks, most = family.ranks(*numbers), _MOST_JOINED if family.joined else _MOST_RANKS
     if ranks > most:
         raise click.UsageError(f"{name} of {ranks} ranks is too large; it is built up to {most}")
     if family.links == "digraph":
         alpha, bandwidth = (_single(name, each) for each in speeds)
         make = getattr(jc.topologies.generative, family.function)
-        # A circulant has its ranks and any number of offsets.
+        # A circulant takes its ranks and any number of offsets.
         arguments = (numbers[0], numbers[1:]) if name == "circulant" else numbers
         return make(*arguments).topology(**_given(alpha=alpha), **_given(link_bandwidth=bandwidth))
     make = getattr(jc.topologies, family.function)
@@ -219,13 +220,13 @@ def _of_family(name: str, numbers: tuple[int, ...], speeds: Speeds):
     if family.links == "same":
         alpha, bandwidth = (_single(name, each) for each in speeds)
     else:
-        # One for all dimensions, or one per dimension.
+        # One value for all dimensions, or one per dimension.
         alpha, bandwidth = (each[0] if len(each) == 1 else each or None for each in speeds)
     return make(*numbers, **_given(alpha=alpha, bandwidth=bandwidth))
 
 
 def _of_hosts(name: str, make: Callable[..., Any], numbers: tuple[int, ...], speeds: Speeds):
-    """Inside hosts and between them: two values, or the first alone."""
+    """A network of hosts; two speeds are for links inside hosts and for those between them."""
     if max(map(len, speeds)) > 2:
         raise click.UsageError(
             f"{name} has links inside hosts and between them; give at most two values"
@@ -233,7 +234,7 @@ def _of_hosts(name: str, make: Callable[..., Any], numbers: tuple[int, ...], spe
     (alpha, network_alpha), (inside, network) = ((*each, None, None)[:2] for each in speeds)
     arguments: tuple[Any, ...] = numbers
     if name == "nvswitch-hosts":
-        # The other families are of a vendor's hosts, whose bandwidths the library knows.
+        # The other families use a vendor's hosts, whose bandwidths the library knows.
         if inside is None or network is None:
             raise click.UsageError(
                 f"{name} needs the bandwidths inside hosts and between them; type "
@@ -293,7 +294,7 @@ def _of_file(path: str, speeds: Speeds):
 
 
 class NetworkName(click.ParamType):
-    """A network's name or file, read when its links are known; completes names and files."""
+    """A network's name or file, read once its links are known; completes names and files."""
 
     name = "network"
 
@@ -306,17 +307,17 @@ class NetworkName(click.ParamType):
 
 
 def network_options(command: Any) -> Any:
-    """The argument NETWORK with the options for its links and losses; it gets ``network``.
+    """The argument NETWORK with its options for links and losses; the command gets ``network``.
 
-    With ``--from`` there is no NETWORK, and what stands in its place is the collective.
+    With ``--from`` there is no NETWORK, and the collective stands in its place.
     """
 
     @functools.wraps(command)
-    # The name stays that of the command, for click takes it from there.
+    # The wrapper keeps the name of the command, because click takes it from there.
     def with_network(network, table, without, slow, in_network, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
         completing = {name: others.pop(name) for name in OPTIONS}
-        # With --from, click has put the collective where the network stands otherwise.
+        # With --from, click has parsed the collective as NETWORK.
         if table is not None and network is not None:
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
@@ -329,7 +330,7 @@ def network_options(command: Any) -> Any:
             else:
                 raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
             built = after_failures(built, without, slow, in_network)
-        # Missing links decide the answer, so they are named, on stderr beside the result.
+        # Missing links decide the answer, so stderr lists them.
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)
@@ -349,10 +350,10 @@ def network_options(command: Any) -> Any:
 
 
 def collective_in(text: str, option: str) -> Any:
-    """The collective that stands where NETWORK does otherwise, as the command reads it.
+    """The collective in the place of NETWORK, as the command reads it.
 
     Raises:
-        click.UsageError: none is called so; ``option`` says the network.
+        click.UsageError: no collective has this name; ``option`` states the network.
     """
     context = click.get_current_context()
     reader = next(each.type for each in context.command.params if each.name == "collective")
@@ -372,29 +373,29 @@ def link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
         click.option(
             "--bandwidth", type=BANDWIDTH_LIST, default=(),
-            help="Of links: 50GB/s; by dimension or level as A,B.",
+            help="Of links: 50GB/s, or A,B by dimension or level.",
         ),
-        click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us."),
+        click.option("--alpha", type=TIMES, default=(), help="Latency of links: 0.5us."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
 def description_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that complete a description: each says what the format does not."""
+    """The options that complete a description with facts that the format does not hold."""
     for decorate in (
         click.option("--speeds", type=click.Choice(("nominal", "nccl")),
-                     help="Of a FILE: data sheets' or NCCL's."),
-        click.option("--nodes", metavar="NAMES", help="Of a FILE: some of its hosts, gpu[01-16]."),
-        click.option("--hosts", type=click.IntRange(1), help="Of a FILE: equal hosts; 1."),
-        click.option("--gpu", help="Of a FILE: the kind of its GPUs, as h100 or h100:8."),
+                     help="For a FILE: use data sheets' or NCCL's."),
+        click.option("--nodes", metavar="NAMES", help="For a FILE: only these hosts, gpu[01-16]."),
+        click.option("--hosts", type=click.IntRange(1), help="For a FILE: its equal hosts; 1."),
+        click.option("--gpu", help="For a FILE: its GPUs, h100 or h100:8."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
 def completed_network(text: str, completing: dict[str, Any], speeds: Speeds = ((), ())):
-    """The network of a name or file; options that complete a description are of files."""
+    """The network of a name or file; options that complete a description need a file."""
     if os.path.isfile(text) and not is_name(text):
         return network_from(text, completing, speeds)
     if any(completing.values()):
@@ -405,7 +406,7 @@ def completed_network(text: str, completing: dict[str, Any], speeds: Speeds = ((
 
 
 def network_from(path: str, completing: dict[str, Any], speeds: Speeds):
-    """The network of ``--from``: a description completed by options, or any file of a network."""
+    """The network of ``--from``: a description with its options, or any file of a network."""
     if path != "-" and not os.path.exists(path):
         raise click.UsageError(f"{path}: No such file or directory")
     found = None if path == "-" else description_of(path)

@@ -1,4 +1,4 @@
-"""Objects of the user's own, named on the command line as "module:name"."""
+"""The user's own objects, named on the command line as "module:name"."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from jaxcoll.cli.quantities import one_line
 
 
 def load_object(name: str, what: str = "FUNCTION") -> Any:
-    """The object of "module:name", the module imported.
+    """Import the module of "module:name" and return the object.
 
     Args:
-        what: it is, as an error says it.
+        what: the kind of object, as errors name it.
 
     Raises:
-        click.UsageError: another form, no such module or object, or an import that fails.
+        click.UsageError: the name has another form, there is no such module or object, or the
+            import fails.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise click.UsageError(f"{name[:60]!r} is not MODULE:{what}; type, say, train:step")
     module = module.removesuffix(".py").replace(os.sep, ".")
     if os.getcwd() not in sys.path:
-        # Python itself has only the folder of the jaxcoll script.
+        # The ``jaxcoll`` script puts only its own folder on the path.
         sys.path.insert(0, os.getcwd())
     with said_of(f"importing {module}"):
         found: Any = importlib.import_module(module)
@@ -41,10 +42,10 @@ def load_object(name: str, what: str = "FUNCTION") -> Any:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function of "module:function", see ``load_object``.
+    """The function "module:function"; see ``load_object``.
 
     Raises:
-        click.UsageError: also something else than a function.
+        click.UsageError: as ``load_object``, or the object is not a function.
     """
     found = load_object(name)
     if not callable(found):
@@ -54,7 +55,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def said_of(what: str) -> Iterator[None]:
-    """Exceptions of the user's code within this become one line that says where."""
+    """Turn exceptions of the user's code within this context into one line that says where."""
     try:
         yield
     except (click.ClickException, click.Abort):

@@ -23,7 +23,7 @@ def probe(command, output, as_json) -> int:
 
     Start it as the program would be started, once per process: jax.distributed.initialize() must
     find the others. The first process prints the network, and names slow and missing links. The
-    program finds a file of the network in JAXCOLL_NETWORK.
+    program finds a file with the network in JAXCOLL_NETWORK.
 
     \b
     srun jaxcoll probe -o network.json
@@ -36,7 +36,7 @@ def probe(command, output, as_json) -> int:
     import jaxcoll as jc
     from jaxcoll.io import json as networks
 
-    jax.config.update("jax_platforms", "cpu")  # the program that follows may have others
+    jax.config.update("jax_platforms", "cpu")  # the program that follows may use other platforms
     try:
         jax.distributed.initialize()
     except (ValueError, RuntimeError) as error:

@@ -1,14 +1,15 @@
-"""What commands read and print: sizes, times and bandwidths with their units; tables; JSON.
+"""Input and output of commands: sizes, times and bandwidths with units; tables; JSON.
 
 "256KiB", "0.5us" and "50GB/s" are read exactly: "0.1us" is the decimal number. A number without a
-unit is in bytes, seconds or bytes per second. "25MB" has 25 million bytes, "25MiB" 25 times 2^20.
-B is bytes and b is bits, as networks are sold: "400Gb/s" is "50GB/s". Where another unit may have
-been meant, a line on stderr says what was understood.
-Tables on stdout grow by a row as soon as it is made.
+unit is in bytes, seconds or bytes per second. "25MB" has 25 million bytes, "25MiB" 25 times 2^20. B
+is bytes and b is bits, as networks are sold: "400Gb/s" is "50GB/s". If another unit may have been
+meant, a line on stderr says which one was read. Tables on stdout grow by a row as soon as it is
+computed.
 
-``--without`` and ``--slow`` say what failed in the words of a network's picture. A wire is "0-1"
-(both ways), a link "0->1" (quoted in a shell), a rank "5", a host "host 1", a switch "rail 2". Ends
-of wires may have names too: "host 0 rank 3-network". All numbers are those of the whole network.
+``--without`` and ``--slow`` name failed parts as they appear in a picture of the network. A wire is
+"0-1" (both ways), a link "0->1" (quoted in a shell), a rank "5", a host "host 1", a switch "rail
+2". Ends of wires may also have names: "host 0 rank 3-network". All numbers are those of the whole
+network.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {f"{letter}I": 2 ** (10 * (i + 1)) for i, letter in enumerate("KMGT")}
 _PREFIXES = {"": 1, **_DECIMAL, **_BINARY}
 
-# What may have been left out behind a prefix.
+# Endings that may be missing after a prefix.
 _ENDS = ("iB", "B", "B/s", "b/s", "s", "in")
-# Of the letters only the b tells by its case. The groups are the prefix, bytes or bits, "/s".
+# Only the letter b distinguishes bits from bytes by its case. The groups are the prefix, bytes or
+# bits, "/s".
 _DATA = re.compile(r"((?:[KMGT]I?)?)(B|BITS?)(/S|PS)?", re.I)
-# As a careful writer has them: with these nothing else can be meant.
+# The strict spelling, which has only one meaning.
 _CLEAR = re.compile(r"([kKMGT]|[kKMGT]i)?(B(/s|ps)?|bits?(/s)?)")
 _TIMES = {
     "s": Fraction(1),
@@ -46,7 +48,7 @@ _DURATIONS = {**_TIMES, "min": Fraction(60), "h": Fraction(3600)}
 
 
 def _seconds(unit: str) -> Fraction | None:
-    # The micro sign and the Greek letter, which look the same.
+    # The micro sign and the Greek letter mu look the same.
     return _TIMES.get(unit.replace("\u00b5", "u").replace("\u03bc", "u").lower())
 
 
@@ -58,7 +60,7 @@ def _bytes(unit: str) -> Fraction | None:
     found = _DATA.fullmatch(unit)
     if found is None or found[3]:
         return None
-    # Wholly in small letters "gib" is the GiB of someone in a hurry: nobody counts in gibibits.
+    # "gib" in lower case is a hasty GiB: gibibits are not in use.
     return _scale(found[1], found[2] != "B" and unit not in ("kib", "mib", "gib", "tib"))
 
 
@@ -72,19 +74,20 @@ def _scale(prefix: str, is_bits: bool) -> Fraction:
 
 
 def _parts_of(text: str) -> tuple[str, str]:
-    """The digits of a number, "" where there is none, and what stands behind them."""
+    """The digits of a number, "" if there are none, and the rest of the text."""
     text = text.strip()
     found = _NUMBER.match(text)
     return (found[0], text[found.end() :].strip()) if found else ("", text)
 
 
 class Quantity(click.ParamType):
-    """A positive number with a unit, as a whole number where it is one and a float otherwise.
+    """A positive number with a unit: a whole number if possible, otherwise a float.
 
     Args:
-        scale: what one of a unit is in bytes, seconds or bytes per second; ``None`` if unknown.
-        written: a number in the unit in which people read it, exactly.
-        units: those that are read, for refusals.
+        scale: returns the size of a unit in bytes, seconds or bytes per second; ``None`` if the
+            unit is unknown.
+        written: writes a number exactly, in the unit that people use.
+        units: the accepted units, for error messages.
     """
 
     def __init__(
@@ -112,19 +115,20 @@ class Quantity(click.ParamType):
         return int(number) if number.denominator == 1 else float(number)
 
     def read(self, text: str) -> Fraction:
-        """The number that a text says, exactly, in bytes, seconds or bytes per second.
+        """The number that a text states, exactly, in bytes, seconds or bytes per second.
 
         Raises:
-            ValueError: the text is not such a quantity; units that are read.
+            ValueError: the text is not such a quantity.
         """
         digits, unit = _parts_of(text)
         scale = self._scale(unit) if unit else Fraction(1)
         if not digits or scale is None:
-            # "1G" is 2^30 bytes to nccl-tests and 10^9 to others: asked, not guessed.
+            # "1G" is 2^30 bytes to nccl-tests and 10^9 to others, so the user is asked.
             near = [digits + unit + end for end in _ENDS if digits and self._scale(unit + end)]
             hint = f"did you mean {' or '.join(near)}?" if near else f"type {self._units}"
             raise ValueError(f"{text[:40]!r} is not a {self.name}; {hint}")
-        # A fraction: in floats 0.1us is not a tenth of a microsecond, and exact bounds differ.
+        # A fraction, because 0.1us as a float is not a tenth of a microsecond, and exact bounds
+        # would differ.
         number = Fraction(digits) * scale
         if number == 0 and not self._zero:
             raise ValueError(f"a {self.name} is above 0, got {text[:40]!r}")
@@ -132,7 +136,7 @@ class Quantity(click.ParamType):
 
 
 class Quantities(click.ParamType):
-    """Several of a quantity, separated by commas."""
+    """Several quantities, separated by commas."""
 
     def __init__(self, one: click.ParamType):
         self.name, self._one = one.name, one
@@ -144,14 +148,14 @@ class Quantities(click.ParamType):
 
 
 def _exactly(number: Fraction, units: Mapping[str, Fraction], between: str) -> str:
-    """A number in the largest unit of which there is one or more, or else in the least, exactly."""
+    """A number, exactly, in the largest unit that it reaches, or else in the smallest unit."""
     fits = [unit for unit, scale in units.items() if number >= scale]
     unit = max(fits, key=units.__getitem__) if fits else min(units, key=units.__getitem__)
     return f"{_decimal(number / units[unit])}{between}{unit}"
 
 
 def _decimal(number: Fraction) -> str:
-    """All digits of a number; those of the units here end, since they divide by 2 and 5 only."""
+    """All digits of a number, which end because the units here divide by 2 and 5 only."""
     places = 0
     while (number * 10**places).denominator > 1:
         places += 1
@@ -176,7 +180,7 @@ BANDWIDTH = Quantity(
     "50GB/s (bytes: GB/s, GBps, GiB/s) or 400Gbit/s (bits: Gb/s, Gbps, Gbit/s, Gibit/s), with K, "
     "M, G, T or nothing before", zero=False,
 )  # fmt: skip
-# Of work, which takes minutes too.
+# Durations of work may be minutes, too.
 DURATION = Quantity(
     "time", _duration, lambda number: _exactly(number, _TIMES, " "),
     "10s, 2min or a number of seconds, in s, ms, min or h", zero=False,
@@ -186,7 +190,7 @@ SIZES, TIMES, BANDWIDTH_LIST = Quantities(SIZE), Quantities(TIME), Quantities(BA
 
 def size_text(nbytes: float) -> str:
     """Bytes in the unit that writes them shortest: "256KiB", "25MB"."""
-    # Of equal lengths the first: 1024 bytes are 1KiB rather than 1.024KB, and 25 MB 25MB.
+    # The first of equal length: 1024 bytes are 1KiB rather than 1.024KB, and 25 MB are 25MB.
     units = [*_BINARY.items(), *_DECIMAL.items(), ("", 1)]
     written = [
         f"{nbytes / scale:.4g}{unit.replace('I', 'i')}B"
@@ -211,11 +215,11 @@ def bandwidth_text(per_second: float) -> str:
 
 
 class Group(click.Group):
-    """Commands by name; a wrong name is told the nearest one."""
+    """Commands by name; for a wrong name the nearest one is suggested."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         known = self.list_commands(ctx)
-        # Not click's "No such command", after which a user has to ask for the list.
+        # Unlike click's "No such command", this names the commands at once.
         if args[0] not in known and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
@@ -224,13 +228,13 @@ class Group(click.Group):
 
 
 class Table:
-    """Rows that are printed as they come, in columns of fixed widths; the first is left-aligned."""
+    """Rows that are printed one by one, in columns of fixed widths; the first is left-aligned."""
 
     def __init__(self, widths: Sequence[int]):
         self._widths = widths
 
     def row(self, *cells: str) -> None:
-        # A line of progress on stderr is cleared first: both are of one terminal.
+        # A line of progress on stderr is cleared first, since both appear on one terminal.
         first, *rest = cells
         wipe()
         padded = [cell.rjust(width) for cell, width in zip(rest, self._widths[1:], strict=False)]
@@ -238,25 +242,25 @@ class Table:
 
 
 def print_json(value: Any) -> None:
-    """One document on stdout. Infinities and NaN, which JSON has not, are refused."""
+    """Print one document to stdout. Infinities and NaN, which JSON lacks, are refused."""
     click.echo(json.dumps(value, indent=1, allow_nan=False))
 
 
 def tell(as_json: bool, facts: Any, *lines: str) -> int:
-    """A command's result, as JSON or as lines for people; the exit code 0."""
+    """Print a command's result as JSON or as lines for people, and return the exit code 0."""
     print_json(facts) if as_json else click.echo("\n".join(lines))
     return 0
 
 
-# Longer than a name of a file may be.
+# Longer than any name of a file.
 _LONG_WORD, _LONG_LINE = 300, 3000
 
 
 def one_line(error: object) -> str:
-    """An error's message in a line, whatever it quotes.
+    """An error's message in one line, whatever it quotes.
 
-    Words longer than any name are cut, and characters that would act on a terminal are written as
-    Python writes them.
+    Words longer than any name are cut, and characters that would control a terminal are escaped as
+    Python does.
     """
     words = (word if len(word) <= _LONG_WORD else f"{word[:60]}..." for word in str(error).split())
     line = " ".join(words) or type(error).__name__
@@ -278,15 +282,15 @@ def failure_options(command: Command) -> Command:
     for decorate in (
         click.option(
             "--in-network", metavar="SWITCHES",
-            help="That copy and add: all, none, or names.",
+            help="Switches that copy and add: all, none, names.",
         ),
         click.option(
             "--slow", multiple=True, metavar="WHAT=FACTOR",
-            help="Other speeds: 0-1=0.5, 'rail 2=1/2'.",
+            help="Slower parts: 0-1=0.5, 'rail 2=1/2'.",
         ),
         click.option(
             "--without", multiple=True, metavar="WHAT",
-            help="Down: 0-1, '0->1', 5, 'host 1', 'rail 2'.",
+            help="Failed: 0-1, '0->1', 5, 'host 1', 'rail 2'.",
         ),
     ):  # fmt: skip
         command = decorate(command)
@@ -296,11 +300,11 @@ def failure_options(command: Command) -> Command:
 def after_failures(
     network, without: Sequence[str], slow: Sequence[str], in_network: str | None = None
 ):
-    """The network that is left, its switches copying and adding as said.
+    """The network without its failed parts, whose switches copy and add as stated.
 
     Raises:
-        click.UsageError: words that say neither a wire nor a rank, or no factor.
-        TopologyError: the library's refusal.
+        click.UsageError: a word is not a wire or rank, or has no factor.
+        TopologyError: the library refuses the failures.
     """
     if in_network is not None:
         known = {"all": True, "none": False}
@@ -308,7 +312,7 @@ def after_failures(
         if able is None:
             able = [_vertex(text) for text in _parts([in_network])]
         network = network.with_in_network(able, able)
-    # Several words may be of one link, as of a host and its switch: their factors multiply.
+    # Several words may name one link, such as a host and its switch: their factors multiply.
     factors: dict[Any, Fraction] = {}
     for text in _parts(slow):
         what, _, factor = text.rpartition("=")
@@ -321,18 +325,19 @@ def after_failures(
         if _is_wire(network, text):
             links += _links_of(network, text)
         else:
-            # A host or rank, unless a switch is meant; the library refuses what does not exist.
+            # A number is a host or rank, unless a switch is meant; the library refuses unknown
+            # ones.
             behind = range(network.num_ranks, network.num_vertices)
             names = [network.vertex_names[v] for v in behind if network.vertex_names]
             is_switch = int(text[:9]) in behind if text.isdecimal() else text in names
             (switches if is_switch else ranks).append(_vertex(text))
-    # ``without`` gives ranks other numbers, so speeds come first.
+    # ``without`` renumbers the ranks, so speeds come first.
     left = network.scaled(factors) if factors else network
     return left.without(links, ranks, switches) if without else left
 
 
 def _parts(texts: Iterable[str]) -> list[str]:
-    """What stands between commas, in all of these options."""
+    """The parts between commas, from all of these options."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     if "" in parts:
         raise click.UsageError(
@@ -342,7 +347,7 @@ def _parts(texts: Iterable[str]) -> list[str]:
 
 
 def _vertex(text: str) -> int | str:
-    # Nine digits: Python refuses to read thousands of them, with an error of its own.
+    # At most nine digits: Python refuses to read thousands of digits, with an error of its own.
     return int(text[:9]) if text.isdecimal() else text
 
 
@@ -351,7 +356,7 @@ def _is_wire(network, text: str) -> bool:
 
 
 def _links_of(network, text: str) -> list[Any]:
-    """The links of a wire, of a link one way, or all at a vertex or host, as the library's keys."""
+    """The library's keys for a wire, a one-way link, or all links of a vertex or host."""
     if not _is_wire(network, text):
         if not text.isdecimal():
             return [text]
@@ -368,7 +373,7 @@ def _links_of(network, text: str) -> list[Any]:
         raise click.UsageError(f"{text[:60]!r} has one end; type 0-1, or '0->1' for one way")
     if one_way:
         return [ends]
-    # "0-1" of a link that leads one way only is that link; ends with names always have one back.
+    # "0-1" is also the name of a link that leads one way only; named ends always have a link back.
     is_named = any(isinstance(end, str) for end in ends)
     has_back = is_named or ((network.src == ends[1]) & (network.dst == ends[0])).any()
     return [ends, ends[::-1]] if has_back else [ends]

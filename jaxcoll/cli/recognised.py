@@ -1,10 +1,10 @@
-"""The format of a file, by its first characters, before it is read whole."""
+"""The format of a file, told by its first characters, before the file is read."""
 
 from __future__ import annotations
 
 import os
 
-# Characters that are looked at: a file of SLURM's may begin with a page of comments.
+# Characters to look at: a file of SLURM's may begin with a page of comments.
 _START = 2**16
 
 
@@ -14,12 +14,12 @@ def kind_of_file(path: str) -> str:
     from jaxcoll.io.files import text_of
 
     with open(path, "rb") as file:
-        # A character may be cut at the end.
+        # The last character may be cut.
         return kind_of(text_of(file.read(_START), "replace"))
 
 
 def needs_network(path: str) -> str:
-    """The kind of a file or folder whose format does not name its network; empty for others."""
+    """The kind of a file or folder whose format does not name its network; "" for others."""
     if os.path.isfile(os.path.join(path, "header.json")):
         return "a folder, read as a schedule on disk"
     if not os.path.isfile(path):
@@ -32,7 +32,7 @@ def needs_network(path: str) -> str:
 
 
 def is_taccl(path: str) -> bool:
-    """Whether a file begins as a topology of TACCL does."""
+    """Whether a file begins like a topology of TACCL."""
     return os.path.isfile(path) and kind_of_file(path) == "taccl"
 
 

@@ -1,6 +1,7 @@
-"""``synth``, ``verify``, ``prove``, ``simulate``, ``convert``: schedules, made to written.
+"""``synth``, ``verify``, ``prove``, ``simulate``, ``convert``: make, check, time and write
+schedules.
 
-``prove`` takes a file to the checker that shares nothing with the rest of the library.
+``prove`` hands a file to a checker that shares no code with the rest of the library.
 """
 
 from __future__ import annotations
@@ -52,27 +53,33 @@ from jaxcoll.kinds import NAMES as KINDS
 from jaxcoll.kinds import meant
 from jaxcoll.progress import working
 
-# Of ``jc.io.synthesize_for``, which help does not load.
+# The choices of ``jc.io.synthesize_for``, which --help does not load.
 FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
-MOST_LISTED = 2**22  # ranks of a range: as many as a network may have
-BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
+MOST_LISTED = 2**22  # the most ranks of a range, which is the most that a network may have
+BUCKET = 25 * 2**20  # default bytes of a buffer: a bucket of gradients
+
+# ``simulation.execution_costs.MACHINES``, which --help does not load.
+MACHINES = (
+    "cpu", "gpu", "tpu", "processes", "links", "gpu-links", "h100-host", "b200-host", "gb200-rack",
+    "gb300-rack", "rubin-rack", "mi300x-host", "mi355x-host",
+)  # fmt: skip
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 deadline_option = click.option(
     "--deadline",
     type=DURATION,
     metavar="TIME",
-    help="Take what is found by then: 10s, 2min.",
+    help="Take the best found by then: 10s, 2min.",
 )
 execution_option = click.option(
     "--execution", metavar="MACHINE",
-    type=click.Choice(("cpu", "gpu", "tpu", "processes", "links")),
-    help="Of times: cpu, gpu, tpu, processes, links.",
+    type=click.Choice(MACHINES),
+    help="Time it on: cpu, gpu, tpu, processes, links, or a measured machine.",
 )  # fmt: skip
 
 
 def order_facts(execution: str | None) -> dict[str, Any]:
-    """By which order times are taken, for JSON."""
+    """The order by which times are computed, for JSON."""
     from jaxcoll.simulation.execution_costs import costs_of
     from jaxcoll.simulation.execution_order import LINKS
 
@@ -85,14 +92,14 @@ def order_facts(execution: str | None) -> dict[str, Any]:
 
 
 def order_line(execution: str | None) -> str:
-    """By which order times are taken, in a line; without a machine also how to give one."""
+    """The order by which times are computed, in a line; without a machine also how to give one."""
     from jaxcoll.simulation.execution_costs import costs_of, said_of
 
     return f"times: {said_of(costs_of(execution))}{'' if execution else ' (--execution)'}"
 
 
 class LinkModelName(click.ParamType):
-    """A link model by its name, or one of the user's own as MODULE:NAME."""
+    """A link model by its name, or the user's own as MODULE:NAME."""
 
     name = "model"
 
@@ -115,10 +122,10 @@ class LinkModelName(click.ParamType):
 
 
 model_option = click.option(
-    # Without a default, which would be converted too, and load the library before a wrong option is
-    # refused.
+    # Without a default, which would be converted too, and would load the library before a wrong
+    # option is refused.
     "--model", type=LinkModelName(), metavar="NAME",
-    help="Of links: astra, tacos, or yours: MODULE:NAME.",
+    help="Link model: astra, tacos, or yours: MODULE:NAME.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -126,7 +133,7 @@ workers_option = click.option(
 
 
 class CollectiveName(click.Choice):
-    """A kind of collective, by its name here or that of another library."""
+    """A kind of collective, by its name here or in another library."""
 
     def __init__(self) -> None:
         super().__init__(KINDS)
@@ -156,7 +163,7 @@ class CollectiveNames(click.ParamType):
         return CollectiveName().shell_complete(ctx, param, incomplete)
 
 
-OF_ROOTS = "Of broadcast and such; of reduce_to_some as 0,3."
+OF_ROOTS = "Root of broadcast etc.; of reduce_to_some 0,3."
 
 
 class Roots(Quantities):
@@ -171,7 +178,7 @@ class Roots(Quantities):
 
 
 class Groups(click.ParamType):
-    """Groups of ranks with slashes between them, each of ranks and ranges with commas."""
+    """Groups of ranks with slashes between them; each group has ranks and ranges with commas."""
 
     name = "groups"
 
@@ -196,14 +203,14 @@ class Groups(click.ParamType):
 
 helpers_option = click.option(
     "--no-helpers", "helpers", is_flag=True, flag_value=False, default=True,
-    help="Nobody outside a group forwards for it.",
+    help="Ranks outside a group do not forward for it.",
 )  # fmt: skip
 
 
 def group_options(command):
-    """``--groups`` and ``--no-helpers``, of which ``helpers`` is the argument."""
+    """``--groups`` and ``--no-helpers``; the latter sets the argument ``helpers``."""
     of_groups = click.option(
-        "--groups", type=Groups(), metavar="RANKS", help="That take part: 0-2,5; several: 0-3/4-7."
+        "--groups", type=Groups(), metavar="RANKS", help="Ranks taking part: 0-2,5 or 0-3/4-7."
     )
     return of_groups(helpers_option(command))
 
@@ -241,16 +248,16 @@ class SynthesizerName(click.ParamType):
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--synthesizer", "-s", type=SynthesizerName(), default="auto", help="By name.")
 @click.option(
-    "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Per shard, to fix them."
+    "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Fix the chunks per shard."
 )
 @click.option("--root", type=Roots(), metavar="RANK", help=OF_ROOTS)
 @group_options
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="Random seed; 0."
 )
 @deadline_option
 @execution_option
-@click.option("--output", "-o", metavar="FILE", help="Written: .json, .xml (MSCCL), .txt, or -.")
+@click.option("--output", "-o", metavar="FILE", help="Write .json, .xml (MSCCL), .txt, or -.")
 @click.option(
     "--format",
     "form",
@@ -260,7 +267,7 @@ class SynthesizerName(click.ParamType):
 )
 @click.option(
     "--for-runtime", type=click.Choice(FOR_RUNTIMES), metavar="NAME",
-    help=f"Fewer chunks if it must: {', '.join(FOR_RUNTIMES)}.",
+    help=f"Keep its limits: {', '.join(FOR_RUNTIMES)}.",
 )  # fmt: skip
 @as_json
 def synth(network, collective, size, output, form, for_runtime, as_json, **options) -> int:
@@ -276,13 +283,13 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     if form is not None and output is None:
         raise click.UsageError("--format is of a file; add --output FILE")
     form = check_target(output, form, as_json=as_json)
-    # Of the suffix alone, .xml is microsoft/msccl's and .json the library's: the runtime says more.
+    # The suffix .xml alone means microsoft/msccl and .json the library; the runtime is more exact.
     if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
         form = for_runtime
     make = jc.synthesize
     if for_runtime:
         make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
-    # The rest are arguments of both makers, by their names.
+    # The other options are arguments of both functions, under the same names.
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}") as report:
         schedule = make(network, collective, name, nbytes=size, progress=report, **options)
@@ -320,10 +327,10 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
 
 
 def _by_chunks(schedule, least: float) -> str:
-    """Percent of the bound that the winning synthesizer reaches, by number of chunks."""
+    """Percent of the bound that the winning synthesizer attains, by number of chunks."""
     tried: dict[int, float] = {}
     certificate = schedule.provenance.certificate
-    # Written by ``auto``; a synthesizer by name has none.
+    # ``auto`` writes the table; a named synthesizer has none.
     for row in certificate.get("table", ()):
         if row["candidate"] == certificate["chosen"] and "time" in row:
             tried[row["chunks"]] = row["time"]
@@ -349,7 +356,7 @@ def described(schedule) -> dict[str, Any]:
 
 
 def _over(what) -> str:
-    """The ranks that a collective is of, in words."""
+    """The ranks that a collective runs over, in words."""
     if not what.is_grouped:
         return f"{what.num_ranks} ranks"
     count, sizes = len(what.groups), sorted({len(group) for group in what.groups})
@@ -363,7 +370,7 @@ def _percent(least: float, seconds: float) -> float | None:
 
 
 _network_of_file = click.option(
-    "--network", "network_name", type=NetworkName(), help="Of MSCCL XML, which does not say it."
+    "--network", "network_name", type=NetworkName(), help="The network of MSCCL XML."
 )
 
 
@@ -386,12 +393,12 @@ def verify(schedule, network_name, as_json) -> int:
 
     try:
         with working("reading and replaying the schedule"):
-            # Not read into memory first: a schedule on disk may have a billion sends.
+            # The schedule is not read into memory first: one on disk may have a billion sends.
             read = open_schedule(schedule, _network(network_name))
             jc.verify(read)
     except jc.errors.ScheduleError as error:
         place = {"rank": error.rank, "chunk": error.chunk, "step": error.step}
-        # Numbers of NumPy's, of which JSON has none.
+        # NumPy's numbers, which JSON cannot write.
         plain = {name: None if at is None else int(at) for name, at in place.items()}
         facts = {"proved": False, "why": str(error), **plain}
         tell(as_json, facts, f"not proved: {one_line(error)}")
@@ -405,17 +412,17 @@ def verify(schedule, network_name, as_json) -> int:
 
 @click.command()
 @click.argument("schedule", type=click.Path())
-@click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
+@click.option("--size", type=SIZES, default=(BUCKET,), help="A rank's buffer: 64KiB,1MiB,1GiB.")
 @model_option
-@click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
+@click.option("--trace", type=click.Path(), help="Last size, for Perfetto: FILE.json[.gz].")
 @click.option(
     "--chakra", "prefix", type=click.Path(), metavar="PREFIX",
-    help="Of the last size, for ASTRA-sim: PREFIX.RANK.et.",
+    help="Last size, for ASTRA-sim: PREFIX.RANK.et.",
 )  # fmt: skip
 @click.option("--nccl-tests", "table_path", type=click.Path(), help="As nccl-tests prints them.")
 @click.option(
     "--beside", type=click.Path(), metavar="FILE", multiple=True,
-    help="Runs at the same time on the same wires.",
+    help="A schedule that runs at the same time.",
 )  # fmt: skip
 @execution_option
 @_network_of_file
@@ -436,7 +443,7 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
     if beside and execution is not None:
         raise click.UsageError("--beside is timed link by link; leave out --execution")
     read, *others = (read_schedule(path, _network(network_name)) for path in (schedule, *beside))
-    # Refused before the work: a file that could not be written after it.
+    # Refused before the work, rather than failing to write the file after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
         raise click.UsageError(f"{trace!r} is to be a file that ends with .json or .json.gz")
@@ -448,7 +455,7 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
     if not as_json:
         click.echo(order_line(execution))
         table.row("size", "time", "algbw", "busbw", "of bound")
-    # Rows are printed as they are timed: the last, largest size may take as long as all before.
+    # Rows are printed as they are timed: the last, largest size may take as long as all others.
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
@@ -479,7 +486,7 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
 
 
 def _together(names, schedules, sizes, model, as_json) -> list[dict[str, Any]]:
-    """What schedules on the same wires cost each other, printed; nothing of one alone."""
+    """Print the seconds that schedules on the same wires cost each other; nothing for one alone."""
     from jaxcoll.simulation import simulate_together
 
     rows: list[dict[str, Any]] = []
@@ -504,10 +511,10 @@ def _together(names, schedules, sizes, model, as_json) -> list[dict[str, Any]]:
 @click.argument("source")
 @click.argument("target", type=click.Path())
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), metavar="NAME",
-              help=f"Instead of the suffix: {', '.join(FORMATS)}.")  # fmt: skip
-@click.option("--size", type=SIZE, help="Of a buffer: TE-CCL says its time; TACCL's message.")
-@click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX and of times.")
-@click.option("--collective", type=CollectiveName(), metavar="NAME", help="Of times.")
+              help=f"The format, instead of the suffix: {', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--size", type=SIZE, help="Of a buffer for TE-CCL's time; of TACCL's messages.")
+@click.option("--ranks", type=click.IntRange(1), help="Ranks of NCCLX's rules and of times.")
+@click.option("--collective", type=CollectiveName(), metavar="NAME", help="The one of times.")
 @_network_of_file
 @link_options
 @description_options
@@ -534,7 +541,7 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
             obj = described_network(source, description, completing, speeds)
         else:
             obj = _source(source, network_name, size, of_times, speeds)
-        # Of networks, which all that has no wires refuses.
+        # These options are for networks only.
         if any(options.values()):
             if kind_of(obj) != "network":
                 raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
@@ -566,7 +573,7 @@ def _source(
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     if needs_network(source):
         return read_schedule(source, _network(network_name))
-    # Its times are of a size of message, so no reader without one takes it.
+    # Its times hold for one message size, so every reader needs that size.
     if is_taccl(source):
         if nbytes is None:
             raise click.UsageError(
@@ -582,10 +589,10 @@ def _source(
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option(
-    "--as", "kind", type=CollectiveName(), metavar="COLLECTIVE", help="The one it must be."
+    "--as", "kind", type=CollectiveName(), metavar="COLLECTIVE", help="The collective it must be."
 )
 @click.option("--ranks", type=click.IntRange(1), help="How many ranks it must have.")
-@click.option("--root", type=Roots(), metavar="RANK", help="Of broadcast and reduce in XML; 0.")
+@click.option("--root", type=Roots(), metavar="RANK", help="Root of XML's broadcast or reduce; 0.")
 @click.option(
     "--runtime", type=click.Choice(("msccl", "azure", "rccl")),
     help="Whose limits MSCCL XML must keep.",
@@ -599,11 +606,11 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     jaxcoll prove program.xml --runtime azure
     jaxcoll prove step.hlo
 
-    Shown: every rank ends with all that the collective asks for, each contribution once; nothing
-    stops with the slots that a connection has; uses of a chunk are ordered; the runtime takes the
-    file. Of HLO text (jax.jit(f).lower(x).compile().as_text()) that all ranks meet all collectives
-    in one order, and with --as also that it is that collective. Exit code 1 where one of them
-    fails, 2 where the file cannot be read.
+    It shows that every rank ends with all that the collective asks for, each contribution once;
+    that nothing stops with the slots that a connection has; that uses of a chunk are ordered; and
+    that the runtime takes the file. For HLO text (jax.jit(f).lower(x).compile().as_text()) it shows
+    that all ranks meet all collectives in one order, and with --as that it is that collective. The
+    exit code is 1 if one of these fails, 2 if the file cannot be read.
     """
     from jaxcoll.prove import NotProved, NotRead, prove_file
 

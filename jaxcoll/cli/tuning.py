@@ -56,9 +56,9 @@ class _Collectives(click.ParamType):
 @click.option("--output", "-o", required=True, help="The table to write or add to, as JSON.")
 @click.option("--collectives", type=_Collectives(), default="all_reduce", help="With commas.")
 @click.option("--size", type=SIZES, default=(2**16, 2**20), help="64KiB,1MiB by default.")
-@click.option("--evaluations", type=click.IntRange(1, 10**6), default=75, help="Per task.")
+@click.option("--evaluations", type=click.IntRange(1, 10**6), default=75, help="Runs per task.")
 @click.option("--devices", type=click.IntRange(2, 1024), help="Virtual CPU devices, to try it.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every choice.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Random seed.")
 @as_json
 def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     """Measure collectives over all devices, and write the table that JAX calls read.
@@ -68,7 +68,7 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     """
     check_target(output, suffix=".json")
     if devices is not None:
-        # Read when JAX is imported, which it is below.
+        # JAX, which is imported below, reads the variable at import.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -91,9 +91,9 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
             f"there is {len(found)} device, and nothing to reduce; add --devices 8 to try it on "
             "virtual CPU devices"
         )
-    # A table that exists is added to: earlier measurements stay.
+    # A table that exists is extended: earlier measurements stay.
     earlier = jc.tune.Table.load(output) if os.path.exists(output) else None
-    # Said as each is measured: a table of an hour shows its begin at once.
+    # Each row is printed as soon as it is measured: a table may take an hour.
     rows: list[dict[str, Any]] = []
 
     def report(outcome) -> None:
@@ -135,7 +135,7 @@ def show(table, as_json) -> int:
 @click.argument("after", type=click.Path())
 @as_json
 def diff(before, after, as_json) -> int:
-    """Print what changes from a table to another; exit code 1 if anything does."""
+    """Print the differences between two tables; exit code 1 if there are any."""
     difference = _table(before).diff(_table(after))
     if as_json:
         print_json({"same": not difference, "lines": difference.splitlines()})
@@ -149,9 +149,9 @@ def diff(before, after, as_json) -> int:
 @click.argument("tables", nargs=-1, required=True, type=click.Path())
 @as_json
 def merge(result, tables, as_json) -> int:
-    """Write what several tables hold to one file."""
+    """Write the contents of several tables to one file."""
     check_target(result, suffix=".json")
-    # All are read before anything is written, to the first's path perhaps.
+    # All tables are read before anything is written, because the result may replace the first.
     first, *others = [_table(path) for path in tables]
     for each in others:
         first = first.merge(each)
@@ -167,9 +167,9 @@ def _table(path: str):
 
 @click.command()
 @click.argument("logs", nargs=-1, required=True, type=click.Path())
-@click.option("--network", type=NetworkName(), help="As assumed; a switch when left out.")
+@click.option("--network", type=NetworkName(), help="The assumed network; a switch if omitted.")
 @click.option(
-    "--collective", type=CollectiveName(), metavar="NAME", help="Where a log does not say it."
+    "--collective", type=CollectiveName(), metavar="NAME", help="For logs that do not say it."
 )
 @click.option("--least", type=SIZE, default=0, help="Smaller sizes are left out.")
 @click.option("--output", "-o", help="The network with the fitted links, as JSON.")
@@ -200,7 +200,7 @@ def calibrate(logs, network, collective, least, output, as_json) -> int:
                 ],
             })  # fmt: skip
         return 0
-    # On stderr where stdout is the network.
+    # On stderr if the network goes to stdout.
     for each in found.classes:
         click.echo(str(each), err=output == "-")
     for each in found.held_out:

@@ -1,9 +1,9 @@
 """Messages of the library in the words of the command line: "give --ranks" for "give ranks=".
 
-The library names its arguments as Python spells them, with "=" behind them, and a value perhaps.
-Here each becomes the option that stands for it: of the command that was typed, of ``synth`` where
-schedules are made, or, where the command line has none, the argument's name and that it is
-Python's. Quotations in a message stay as they are, and so do objects as they print.
+The library spells its arguments as in Python, with "=" after them and perhaps a value. Here each is
+replaced by the option that stands for it: an option of the command that was typed, or of ``synth``
+if it belongs to making schedules. If the command line has no such option, the argument's name
+stays, marked as Python's. Quotations in a message and printed objects stay as they are.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import click
 
-# Arguments of readers and functions that go by other options than their names, or need a value.
+# Arguments of readers and functions that have differently named options, or need a value.
 _SAID = {
     "nbytes": "--size", "sizes": "--size", "inside": "the first of --bandwidth",
     "network": "the second of --bandwidth",
 }  # fmt: skip
-# Quotations; objects as they look, cut perhaps; then a name with its value, where one is given.
+# Quotations; printed objects, perhaps cut; then a name with its value, if one is given.
 _ARGUMENT = re.compile(
     r"""(?<!\w)'[^'\n]*' | (?<!\w)"[^"\n]*"
     | \b[A-Z]\w*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\) | \b[A-Z]\w*\([^;\n]*?\.\.\.
@@ -33,7 +33,7 @@ def in_options(message: str, command: click.Command | None) -> str:
     """A message of the library as it reads after a command.
 
     Args:
-        command: that was typed; None before any is known.
+        command: the command that was typed; None before one is known.
     """
     known = _parameters(command)
 
@@ -68,7 +68,7 @@ def _said(known: Mapping[str, click.Parameter], name: str, value: str | None) ->
     other = _parameters(synth).get(name)
     if isinstance(other, click.Option):
         return f"{_option(other, value)} of jaxcoll synth"
-    # Options of a synthesizer, which are stated in Python alone.
+    # Options of a synthesizer, which can be given only in Python.
     return f"{name} {value}".rstrip() + " (in Python)"
 
 

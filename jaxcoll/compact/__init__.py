@@ -24,7 +24,6 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.kinds import ALL_GATHER
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology
@@ -106,17 +104,6 @@ class CompactSchedule:
             np.zeros(self.num_sends, bool),
             self.provenance,
         )
-
-    def lockstep_time(self, nbytes: Number) -> Fraction:
-        """Seconds if every step waits for the slowest link, exact: no simulation takes longer.
-
-        Args:
-            nbytes: bytes of a rank's buffer.
-        """
-        size = as_fraction(nbytes) / self.collective.num_chunks
-        # Every step is as long as its slowest link could make it: one speed counts, not each send.
-        speeds = set(zip(self.topology.exact_alpha, self.topology.exact_bandwidth, strict=True))
-        return self.num_steps * max(alpha + size / bandwidth for alpha, bandwidth in speeds)
 
     def __repr__(self) -> str:
         return (

@@ -1,20 +1,21 @@
-"""A cluster on one Linux machine: every rank a process, every link a cable of its bandwidth.
+"""A cluster on one Linux machine: every rank is a process, and every link a cable.
 
 Each rank and each switch of a network is a network namespace, and each pair of vertices with links
-between them is joined by a virtual Ethernet cable. A token bucket (``tc htb``) holds each of its
-directions to the bandwidth of its links; messages of ranks that no cable joins take the shortest
-route. So a program of several processes meets the network that its user does not have, with real
-sockets, and JAX finds its coordinator, its number and its index in the environment.
+between them is joined by a virtual Ethernet cable. A token bucket (``tc htb``) limits each of its
+directions to the bandwidth of its links. Messages between ranks without a common cable take the
+shortest route. So a program of several processes runs on a network that its user does not have,
+with real sockets, and JAX finds its coordinator, its number and its index in the environment.
 
-All of it is made inside namespaces of its own (``unshare``), those of processes and mounts among
-them, as root or as any user whom the kernel allows user namespaces. They end with the process that
-made them, and so do the cables, the files and the ranks: nothing is left behind, whatever ends it.
+All of this is made inside separate namespaces (``unshare``), including those of processes and
+mounts, as root or as any user whom the kernel allows user namespaces. They end with the process
+that made them, together with the cables, the files and the ranks, so nothing is left behind,
+however it ends.
 
-Two cores carry some 160 MB/s of such traffic beside what the ranks compute. Networks that are
-faster are slowed down, all links by one factor, and latencies grow by it.
+Two cores carry about 160 MB/s of such traffic besides the computation of the ranks. Faster networks
+are slowed down, all links by one factor, and latencies grow by the same factor.
 
 - ``__init__``: the network and the command, checked; ``cluster.py``: the program that runs inside,
-  by the standard library alone.
+  with only the standard library.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from jaxcoll.topology import Topology
 
 __all__ = ["Emulation", "emulate"]
 
-# Bytes per second that leave all ranks together, per core: beyond, the cores and not the cables
-# decide how long a message takes (eight processes at 200 Mbit/s each were too many for two cores,
-# at 50 Mbit/s on three cables each their times were those of the cables).
+# The most bytes per second that leave all ranks together, per core. Beyond it, the cores and not
+# the cables decide how long a message takes: eight processes at 200 Mbit/s each were too many for
+# two cores; at 50 Mbit/s on three cables each their times were those of the cables.
 BYTES_PER_CORE = 80_000_000
-# Of an Ethernet frame of 1,514 bytes TCP carries 1,448, and answers two of them with one of 66 in
-# the other direction: cables are faster by that, so that what programs send takes the time of the
-# network's bandwidth.
+# TCP carries 1,448 bytes in an Ethernet frame of 1,514, and answers two frames with one of 66 in
+# the other direction. Cables are faster by this factor, so that the bytes of programs take the time
+# of the network's bandwidth.
 _PAYLOAD = Fraction(1448, 1514 + 33)
-# Ranks whose processes fit: each takes about this much memory before it does anything.
+# Memory that a rank's process takes before it does anything; it limits the number of ranks.
 _RANK_BYTES = 400 * 2**20
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
-# Where Debian has some of them, and the path of its users has not.
+# Folders where Debian has some of the tools, and which are not in its users' path.
 _MORE_PATHS = ("/usr/sbin", "/sbin")
 
 
@@ -58,8 +59,8 @@ class Emulation:
     """An emulated network, made by ``Emulation.of``.
 
     Attributes:
-        network: as emulated: its bandwidths and latencies are those of the cables.
-        scale: the bandwidths of ``network`` over those that were asked for, at most 1.
+        network: the network as emulated: its bandwidths and latencies are those of the cables.
+        scale: the bandwidths of ``network`` relative to those that were asked for, at most 1.
         has_latency: whether cables delay messages by alpha; the kernel cannot without ``netem``.
         has_classes: whether acknowledgements overtake data, as if cables were as fast as real ones;
             the kernel cannot without ``htb`` and ``u32``.
@@ -76,11 +77,11 @@ class Emulation:
 
         Args:
             topology: the network; its ranks are the processes.
-            scale: of all bandwidths, above 0 and at most 1; the largest that the cores of this
-                machine carry when omitted.
+            scale: factor of all bandwidths, above 0 and at most 1; if omitted, the largest that
+                this machine's cores can carry.
 
         Raises:
-            TopologyError: more ranks than the memory holds, or a scale out of range.
+            TopologyError: there are more ranks than the memory holds, or the scale is out of range.
         """
         checks.instance(topology, Topology, "topology", TopologyError)
         speeds = zip(topology.src, topology.exact_bandwidth, strict=True)
@@ -113,23 +114,23 @@ class Emulation:
     ) -> int:
         """Run a command once per rank; each line that a rank prints begins with its number.
 
-        In its environment ``jax.distributed.initialize()`` finds everything,
+        In its environment ``jax.distributed.initialize()`` finds all its arguments,
         ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` is gloo, ``JAXCOLL_NETWORK`` names a file of
-        ``network`` (``jc.io.load``), and ``JAXCOLL_RANK`` and ``JAXCOLL_RANKS`` say who and how
-        many. Where a rank fails the others are ended.
+        ``network`` (``jc.io.load``), and ``JAXCOLL_RANK`` and ``JAXCOLL_RANKS`` are the rank and
+        the number of ranks. If a rank fails, the others are ended.
 
         Args:
             command: program and arguments.
-            environment: variables beside those of this process.
-            say: called with what differs from the network asked for, before anything runs.
-            to_stderr: whether the lines of ranks go to stderr; to stdout otherwise.
+            environment: variables in addition to those of this process.
+            say: called with the differences from the given network, before anything runs.
+            to_stderr: whether the lines of ranks go to stderr instead of stdout.
 
         Returns:
             0, or the exit status of the rank that failed first.
 
         Raises:
-            TopologyError: no command; this machine is not Linux, lacks a tool, or allows no
-                namespaces.
+            TopologyError: there is no command, or this machine is not Linux, lacks a tool, or does
+                not allow namespaces.
         """
         words = [os.fspath(word) for word in checks.members(command, "command", TopologyError)]
         if not words:
@@ -160,7 +161,7 @@ class Emulation:
         return process.returncode
 
     def differences(self) -> list[str]:
-        """How the network differs from the one asked for, in sentences without a capital."""
+        """The differences from the given network, as sentences without a capital."""
         found = []
         if self.scale != 1:
             found.append(
@@ -189,7 +190,7 @@ def emulate(
     """Run a command once per rank on an emulated network; see ``Emulation``.
 
     Raises:
-        TopologyError: as ``Emulation.of`` and ``Emulation.run``.
+        TopologyError: as for ``Emulation.of`` and ``Emulation.run``.
     """
     return Emulation.of(topology, scale).run(command, environment=environment)
 
@@ -203,8 +204,8 @@ def _slowed(topology: Topology, factor: Fraction) -> Topology:
 def _cables(emulation: Emulation) -> dict[str, object]:
     """The cables, with bits per second and seconds of each direction, and the next hops.
 
-    The links between two vertices are one cable. A direction without a link gets the bits of the
-    other, for TCP's acknowledgements alone: no route leads there.
+    The links between two vertices form one cable. A direction without a link has the bits of the
+    other one, for TCP's acknowledgements only: no route uses it.
     """
     network = emulation.network
     speed: dict[tuple[int, int], Fraction] = {}
@@ -236,7 +237,7 @@ def _with_tools() -> dict[str, str]:
 
 
 def _unshared() -> list[str]:
-    """The command that begins the namespaces."""
+    """The command that creates the namespaces."""
     flags = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), *flags]
 
@@ -261,7 +262,7 @@ _ADD = "qdisc add dev lo root handle 1:"
 
 
 def _kernel_can(command: str) -> bool:
-    """Whether the kernel takes commands on a device; it is one that ends with the trial."""
+    """Whether the kernel accepts commands on a device, which ends with the trial."""
     environment = _with_tools()
     if sys.platform != "linux" or shutil.which("unshare", path=environment["PATH"]) is None:
         return False

@@ -1,8 +1,8 @@
-"""Inside the namespaces of an emulation: cables are laid, ranks are run. Started as a program.
+"""The program inside an emulation's namespaces, which lays cables and runs ranks.
 
-Reads the plan as JSON from standard input (``jaxcoll.emulation``). It is the first process of its
-namespace of processes: when it ends, the kernel ends all others, and with the last of them the
-network and mount namespaces go, hence cables and files.
+It reads the plan as JSON from standard input (``jaxcoll.emulation``). It is the first process of
+its namespace of processes: when it ends, the kernel ends all others. With the last of them the
+network and mount namespaces end, hence cables and files.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import threading
 
 _FOLDER = "/run/jaxcoll"
 _PORT = 9911
-# Bytes that a cable at rest lets pass in no time: a frame, or as many as it carries in a quarter of
-# a millisecond, so that the kernel's timers keep up with fast ones. A bucket of the usual 32 kB
-# gives away 5 ms at 50 Mbit/s, and again after every pause: messages of 20 kB took a third of their
-# time.
+# Bytes that an idle cable passes without delay: a frame, or the bytes of a quarter of a
+# millisecond, so that the kernel's timers keep up with fast cables. A bucket of the usual 32 kB
+# passes 5 ms of data at once at 50 Mbit/s, and again after every pause: messages of 20 kB took a
+# third of their time.
 _FRAME, _PER_SECOND = 1600, 4000
-# What is on its way is bounded by the sender and not by losses. A flow has at most this many bytes
-# under way, or those that the fastest cable carries in a millisecond and on the slowest route there
-# and back; a cable's queue takes those of many flows. So flows share a cable
-# evenly, and gloo's word that it is ready for a message waits behind little. Without such a bound
-# reno lost a fifth of a cable that four flows cross where its queue held 10 ms, and where it held
-# more, permutes around a circle through two hosts took 1.35 times what their bytes take.
+# The sender, not losses, limits the bytes in flight. A flow has at most this many bytes in flight,
+# or the bytes that the fastest cable carries in a millisecond and during a round trip on the
+# slowest route; the queue of a cable has room for those of many flows. So flows share a cable
+# evenly, and gloo's notice that it is ready for a message waits only briefly. Without such a limit
+# reno lost a fifth of a cable shared by four flows if its queue held 10 ms; if it held more,
+# permutes around a circle through two hosts took 1.35 times as long as their bytes.
 _LEAST_BUFFER, _BUFFERS_PER_SECOND = 10240, 1000
-_FLOWS = 128  # whose buffers fit into a queue
-# Acknowledgements overtake what waits for a cable. On a real one that is a hundred times faster
-# they wait for nanoseconds; behind a queue of ten frames they came so late that a sum on a 2x4
-# torus, whose cables carry data both ways, reached 0.87 of their speed, and now 0.97. They are TCP
-# segments without data, of 52 bytes since they carry a time stamp.
+_FLOWS = 128  # flows whose buffers fit into a queue
+# Acknowledgements overtake data that waits for a cable. On a real cable, which is a hundred times
+# faster, they wait for nanoseconds. Behind a queue of ten frames they were so late that a sum on a
+# 2x4 torus, whose cables carry data both ways, reached 0.87 of their speed, and reaches 0.97 now.
+# They are TCP segments without data, of 52 bytes because they carry a time stamp.
 _ACKNOWLEDGEMENT = 52
-# One that overtakes data acknowledges more than the data behind it. Linux drops data whose own
-# acknowledgement is older than the largest window that was ever offered (RFC 5961, 5.2), so the
-# window is that of many buffers; the sender bounds the bytes under way.
+# An acknowledgement that overtakes data acknowledges more than the data behind it. Linux drops data
+# whose own acknowledgement is older than the largest window that was ever offered (RFC 5961, 5.2),
+# so the window is that of many buffers; the sender limits the bytes in flight.
 _WINDOW = 64
-# Bytes of TCP that go through a cable at once, three frames: a bucket that has a token lets them
-# pass whole, so that a message arrives earlier by its last part. Frame by frame eight ranks of
-# three cables at 50 Mbit/s kept two cores busy for nine tenths of the time.
+# Bytes of TCP that pass a cable at once, three frames: a bucket with a token passes them whole, so
+# that a message arrives earlier by its last part. Frame by frame, eight ranks with three cables
+# each at 50 Mbit/s kept two cores busy nine tenths of the time.
 _LUMP = 4600
 CONGESTION_CONTROL = "reno"
 _TCP = {
@@ -96,7 +96,7 @@ def _longest_delay(plan: dict) -> float:
 
 
 def lay_cables(plan: dict) -> None:
-    """Namespaces for all vertices, cables, their speeds, and routes."""
+    """Create namespaces for all vertices, cables, their speeds, and routes."""
     vertices = range(plan["vertices"])
     links = [[f"addr add {_address(v)}/32 dev lo", "link set lo up"] for v in vertices]
     speeds: list[list[str]] = [[] for _ in links]
@@ -124,7 +124,7 @@ def lay_cables(plan: dict) -> None:
             held = _in_classes if plan["classes"] else _in_one_queue
             speeds[here] += held(end, bits, _FLOWS * buffer, seconds)
     for v, following in enumerate(plan["next"]):
-        # A route per rank; the source is the vertex's own address, not that of a cable.
+        # One route per rank; the source is the vertex's own address, not that of a cable.
         for rank, hop in following.items():
             links[v].append(
                 f"route add {_address(int(rank))}/32 via {_address(hop)} dev {device[v, hop]} "
@@ -140,7 +140,7 @@ def lay_cables(plan: dict) -> None:
 
 
 def _in_classes(end: str, bits: int, queue: int, seconds: float) -> list[str]:
-    """Commands that hold a cable's end to bits per second, acknowledgements first."""
+    """Commands that limit a cable's end to bits per second, with acknowledgements first."""
     burst, slower = max(_FRAME, bits // 8 // _PER_SECOND), bits // 10
     most = f"ceil {bits}bit burst {burst}b cburst {burst}b quantum {_FRAME}"
     delay, frames = f"netem delay {round(seconds * 1e6)}us limit", queue // _FRAME + 1
@@ -158,7 +158,7 @@ def _in_classes(end: str, bits: int, queue: int, seconds: float) -> list[str]:
 
 
 def _in_one_queue(end: str, bits: int, queue: int, seconds: float) -> list[str]:
-    """As ``_in_classes``, by kernels that know no classes: first come, first served."""
+    """As ``_in_classes``, for kernels without classes: first come, first served."""
     burst = max(_FRAME, bits // 8 // _PER_SECOND)
     held = f"qdisc add dev {end} root handle 1: tbf rate {bits}bit burst {burst}b limit {queue}b"
     delay = f"qdisc add dev {end} parent 1:1 handle 10: netem delay {round(seconds * 1e6)}us"
@@ -166,7 +166,7 @@ def _in_one_queue(end: str, bits: int, queue: int, seconds: float) -> list[str]:
 
 
 def _environment(plan: dict, rank: int) -> dict[str, str]:
-    """Where ``jax.distributed.initialize()`` finds its three arguments: as Open MPI says them."""
+    """The three arguments of ``jax.distributed.initialize()``, in the variables of Open MPI."""
     ranks, first = plan["ranks"], _address(0)
     return {
         **plan["environment"],
@@ -184,7 +184,7 @@ def _environment(plan: dict, rank: int) -> dict[str, str]:
 
 
 def run_ranks(plan: dict) -> int:
-    """Run the command in every rank's namespace; 0, or the status of the first that fails."""
+    """Run the command in every rank's namespace; return 0, or the status of the first failure."""
     host, width = os.uname().nodename, len(str(plan["ranks"] - 1))
     ip = shutil.which("ip") or "ip"  # the path of ranks is the user's, which may not have it
     ended: list[tuple[int, int]] = []
@@ -207,7 +207,7 @@ def run_ranks(plan: dict) -> int:
         hosts = f"{_FOLDER}/hosts{rank}"
         with open(hosts, "w", encoding="utf-8") as file:
             file.write(f"127.0.0.1 localhost\n{_address(rank)} {host}\n")
-        # gloo asks for the address of the host's own name: each rank has a file of hosts.
+        # gloo asks for the address of the host's own name, so each rank has its own file of hosts.
         command = [
             ip, "netns", "exec", _name(rank), "sh", "-c",
             'mount --bind "$0" /etc/hosts && exec "$@"', hosts, *plan["command"],
@@ -233,7 +233,7 @@ def run_ranks(plan: dict) -> int:
 def main() -> int:
     """Read the plan, lay the cables, run the ranks."""
     plan = json.load(sys.stdin)
-    # The host's own folder is hidden, not changed: these mounts are seen in here alone.
+    # The host's own folder is hidden, not changed: these mounts are visible only here.
     _do("mount", "-t", "tmpfs", "tmpfs", "/run")
     os.makedirs("/run/netns")
     os.makedirs(_FOLDER)
@@ -242,7 +242,7 @@ def main() -> int:
     try:
         lay_cables(plan)
         return run_ranks(plan)
-    except KeyboardInterrupt:  # said by the process that waits for this one
+    except KeyboardInterrupt:  # reported by the process that waits for this one
         return 130
 
 

@@ -2,16 +2,16 @@
 
 Read in this order: ``functions``, ``rooted`` and ``ragged`` (the public functions), ``calls`` (from
 arguments to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives``
-(typing, transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
-operations) and ``buckets`` (used by training). Sums and moves in fewer bytes are ``encoded``, by
-``wires``; sums that do not depend on the ranks ``invariant_sums``, by ``invariant``. JAX's
-internals have one door, ``jaxcoll.jax_internals``.
+(typing, transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as
+JAX operations) and ``buckets`` (used by training). ``encoded`` and ``wires`` send fewer bytes
+by rounding values on the way; ``invariant_sums`` and ``invariant`` add independently of the
+number of ranks. JAX's internals are used only through ``jaxcoll.jax_internals``.
 """
 
 from jax.lax import axis_index, axis_size, ppermute
 
 from jaxcoll.execute import wires
-from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
+from jaxcoll.execute.choice.explained import Explanation, explain_choice
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (

@@ -1,8 +1,8 @@
-"""The blocks in which slices of unequal sizes are exchanged, and what exchanges them.
+"""The blocks in which slices of unequal sizes are exchanged, and the program that exchanges them.
 
-Where all pairs of ranks have blocks of one size the exchange is ``all_to_all``. Elsewhere it is a
-program for blocks of unequal sizes (``lowerings.unequal``), in which groups are pairs that have
-nothing for other groups: blocks of a group are the same in all of them, by place.
+If all pairs of ranks have blocks of one size, the exchange is ``all_to_all``. Otherwise it is a
+program for blocks of unequal sizes (``lowerings.unequal``). There, ranks of different groups
+exchange no rows, and blocks have the same sizes in all groups, by the places of their ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jax import lax
 
 from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import ScheduleError
 from jaxcoll.execute import functions
 from jaxcoll.execute.calls import Call, Groups, is_vmapped, vary
 from jaxcoll.execute.choice import Choice, checked_groups, derived
-from jaxcoll.execute.choice.unequal import shared
+from jaxcoll.execute.choice.unequal import WITH_NATIVE, among, shared
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.buffer import lookup
 from jaxcoll.execute.lowerings.pair_rows import PairRows
@@ -33,32 +33,30 @@ from jaxcoll.execute.lowerings.unequal import Unequal
 from jaxcoll.execute.primitives import Native
 from jaxcoll.schedule import Schedule
 
-# Rows of all pairs together that a program counts one by one, and how many per pair of ranks it
-# counts at least. Beyond that several rows of the operand are one, and pairs are padded to whole
-# ones: by a 64th of all rows at most.
+# MOST_ROWS is the number of rows of all pairs together up to which a program counts single rows,
+# and PER_PAIR the least number that it counts per pair of ranks. Beyond that, several rows of the
+# operand become one, and pairs are padded to whole ones: by a 64th of all rows at most.
 MOST_ROWS, PER_PAIR = 2**16, 64
 
-# Platforms for which XLA has the collective of ``jax.lax``.
-_WITH_NATIVE = ("gpu", "tpu")
-
-# A permute takes about as long as all ranks sending so many bytes, and so does an all_to_all of
-# jax.lax: on links of 50 GB/s with a latency of 10 us, and between eight CPU devices of two cores.
-# There tokens of 4 KiB took 0.93, 0.49 and 0.31 of the time of dense padding by it, and 1.44, 1.04
-# and 0.73 with 2**17 (``scripts/bench ragged``).
+# A permute takes about as long as it takes all ranks to send this many bytes, and so does an
+# all_to_all of jax.lax. That holds for links of 50 GB/s with a latency of 10 us, and for eight CPU
+# devices on two cores. There, tokens of 4 KiB took 0.93, 0.49 and 0.31 of the time of jax.lax with
+# dense padding, and 1.44, 1.04 and 0.73 with 2**17 here (``scripts/bench ragged``).
 PERMUTE_BYTES = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """Where the blocks of each rank lie, in rows, and what exchanges them.
+    """The rows at which the blocks of each rank lie, and the function that exchanges them.
 
     Attributes:
-        axes: whose ranks the tables are of.
-        sent_from, got_at: the first row for each place of the group in the rows that a rank sends,
-            and the first from it in those that arrive; int64 of shape (ranks, size).
-        sent: rows that a rank sends; 0 where nothing is exchanged.
-        run: from the rows sent, shape (sent, ...), to those that arrive.
-        has_own: whether a rank's rows for itself are among them.
+        axes: the axes whose ranks the tables describe.
+        sent_from, got_at: for each place of the group, the first row for it among the rows that a
+            rank sends, and the first row from it among those that arrive; int64 of shape (ranks,
+            size).
+        sent: number of rows that a rank sends; 0 if nothing is exchanged.
+        run: maps the rows sent, of shape (sent, ...), to the rows that arrive.
+        has_own: whether these rows include a rank's rows for itself.
     """
 
     axes: Axes
@@ -79,13 +77,13 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """An exchange of slices with all but its operand.
+    """An exchange of slices, without its operand.
 
     Attributes:
-        axes, groups: over which.
+        axes, groups: the ranks that exchange.
         most: rows of each pair, int64 of shape (size, size), by place.
         choice: the schedule that the call names.
-        lowering: that it names.
+        lowering: the lowering that the call names.
     """
 
     axes: Axes
@@ -96,7 +94,7 @@ class Exchange:
 
     @functools.cached_property
     def all_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups; one of all ranks where the call names none."""
+        """The groups; one group of all ranks if the call names none."""
         return checked_groups(self.groups, self.axes) or (tuple(range(self.axes.num_ranks)),)
 
     @functools.cached_property
@@ -114,16 +112,16 @@ class Exchange:
 
     @functools.cached_property
     def between(self) -> np.ndarray:
-        """Rows that ranks have for others, int64 of shape (size, size), by place."""
+        """Rows that ranks have for other ranks, int64 of shape (size, size), by place."""
         return np.where(np.eye(len(self.most), dtype=bool), 0, self.most)
 
     def is_by_lax(self, operand: jax.Array, is_unbounded: bool) -> bool:
-        """Whether ``jax.lax`` runs the exchange as it stands."""
+        """Whether ``jax.lax`` runs the exchange without padding it."""
         is_named = self.choice is not None or self.lowering != "auto"
-        has = backend_of(jax_internals.platform()) in _WITH_NATIVE
+        has = backend_of(jax_internals.platform()) in WITH_NATIVE
         if is_named or not has or len(self.most) == 1 or is_vmapped(self.axes.names):
             return False
-        # Dense padding to what arrays can hold is never faster.
+        # Dense padding to the capacity of the arrays is never faster.
         return is_unbounded or isinstance(self._sharing(operand).runs, Native)
 
     def blocks(self, operand: jax.Array) -> Blocks:
@@ -173,13 +171,13 @@ class Exchange:
 
         members = np.asarray(groups)[
             _of_groups(groups, axes.num_ranks).group_of_rank
-        ]  # of each rank's group
+        ]  # the ranks of each rank's group
         ranks = np.arange(axes.num_ranks)[:, None]
         sent, got = pairs.sent_from[ranks, members], pairs.got_at[members, ranks]
         return Blocks(axes, unit * sent, unit * got, unit * pairs.inputs, run, False)
 
     def _sharing(self, operand: jax.Array) -> Sharing:
-        """What runs the exchange, and the rows of its blocks among the ranks of that."""
+        """The schedule that runs the exchange, and the rows of the blocks among its ranks."""
         unit = _unit(self.between, len(self.all_groups))
         amounts = -(-self.between // unit)
         nbytes = unit * _row_bytes(operand) * int(max(amounts.sum(0).max(), amounts.sum(1).max()))
@@ -188,10 +186,10 @@ class Exchange:
         if isinstance(self.choice, Schedule) and self.choice.collective.pair_shares is not None:
             _check_ranks(self.choice, self.axes)
             runs = derived(self.choice, "all_to_all")
-            return Sharing(self.axes, self.all_groups, _among(self.all_groups, amounts), unit, runs)
+            return Sharing(self.axes, self.all_groups, among(self.all_groups, amounts), unit, runs)
         place, most = call.place(like), int(self.between.max())
-        pairs = _among(place.collective.groups, amounts)
-        has_native = backend_of(place.platform) in _WITH_NATIVE
+        pairs = among(place.collective.groups, amounts)
+        has_native = backend_of(place.platform) in WITH_NATIVE
         is_open = self.choice is None and self.lowering == "auto"
         padded = nbytes if has_native else _row_bytes(operand) * len(self.most) * most
         runs = shared(self.choice, place, pairs, nbytes, padded if is_open else None)
@@ -202,18 +200,18 @@ class Exchange:
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups
-        return Sharing(axes, groups, _among(groups, amounts), unit, schedule, is_open)
+        return Sharing(axes, groups, among(groups, amounts), unit, schedule, is_open)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sharing:
-    """What runs an exchange of unequal blocks.
+    """The schedule of an exchange of unequal blocks.
 
     Attributes:
-        axes: whose ranks the schedule relates: those of the call, or all of the mesh.
-        groups: of these ranks, their members by place.
-        pairs: rows of the blocks.
-        unit: rows of the operand that are one row of the program.
+        axes: the axes whose ranks the schedule relates: those of the call, or all of the mesh.
+        groups: the groups of these ranks, with members by place.
+        pairs: the rows of the blocks.
+        unit: the number of rows of the operand that form one row of the program.
         runs: the schedule, or ``jax.lax``.
         is_open: whether ``jax.lax`` may exchange padded blocks instead, if that is cheaper.
     """
@@ -230,15 +228,6 @@ def _of_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> Collectiv
     return Collective("all_to_all", num_ranks, 1, groups)
 
 
-def _among(groups: tuple[tuple[int, ...], ...], amounts: np.ndarray) -> PairRows:
-    """The rows of all ranks, of which those of a group have some for each other, by place."""
-    ranks = sum(map(len, groups))
-    rows = np.zeros((ranks, ranks), np.int64)
-    for group in groups:
-        rows[np.ix_(group, group)] = amounts
-    return PairRows(rows)
-
-
 def _check_ranks(schedule: Schedule, axes: Axes) -> None:
     if schedule.collective.num_ranks != axes.num_ranks:
         raise ScheduleError(
@@ -252,7 +241,7 @@ def _row_bytes(operand: jax.Array) -> int:
 
 
 def _unit(rows: np.ndarray, groups: int) -> int:
-    """Rows of the operand that are one row of the program; exact, unless there are too many."""
+    """Rows of the operand per row of the program; a common divisor if it can be."""
     common, most = int(np.gcd.reduce(rows, axis=None)), max(MOST_ROWS, PER_PAIR * rows.size)
     total = int(rows.sum()) * groups // common
     return common * -(-total // (most * groups))

@@ -1,12 +1,12 @@
-"""Buckets: the leaves of a tree in few vectors, in the order in which they become available.
+"""Buckets: the leaves of a tree in a few vectors, in the order in which they become available.
 
-A collective costs latency once per call, so small leaves are sent together. A leaf is never
-divided: it becomes available as a whole. A leaf waits for those of its own bucket and no others, so
-the first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
+A collective costs its latency once per call, so small leaves are sent together. A leaf is never
+split: it becomes available as a whole. A leaf waits only for the other leaves of its bucket, so the
+first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, Sec. 3.2.3).
 
-Their order is written into the program: values wait for others that they do not depend on, with
-their types restored behind the barrier.
+The program fixes the order of buckets by barriers, which make values wait for others that they do
+not depend on. Types are restored behind each barrier.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def typed_like(held: Iterable[jax.Array], before: Iterable[jax.Array]) -> list[j
 def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
     """``x`` typed as the same on all ranks that differ in the mesh axes ``over`` only.
 
-    The caller must know that the value is: nothing checks it.
+    The caller must know that the value is the same, since nothing checks it.
     """
     wanted = set(over)
     names = tuple(name for name in jax_internals.mesh_axes() if name in wanted)
@@ -57,7 +57,7 @@ def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
     return _SAME.bind(x, axes=Axes(names, tuple(sizes[name] for name in names), names))
 
 
-# Only a primitive may say of a value that it is the same on all ranks.
+# Only a primitive can declare that a value is the same on all ranks.
 _SAME = jax_internals.define(
     "jaxcoll_same",
     shape=lambda shape, **_: shape,
@@ -69,12 +69,12 @@ _SAME = jax_internals.define(
 )
 
 
-# Of PyTorch's DistributedDataParallel; large enough for any network's bandwidth, and small enough
-# that the first buckets of a network leave long before its last gradients are computed.
+# The size of PyTorch's DistributedDataParallel: large enough for any network's bandwidth, and small
+# enough that the first buckets of a network leave long before its last gradients are computed.
 BUCKET_BYTES = 25 * 2**20
 
-# Buckets in flight at once. A step of most schedules uses one link or two of a rank's four to six,
-# and at the ends of a bucket none: other buckets in flight use the idle links. More than four
+# Buckets in flight at once. A step of most schedules uses one or two of a rank's four to six links,
+# and none at the ends of a bucket; other buckets in flight use the idle links. More than four
 # gained nothing in programs compiled for TPU slices (``scripts/bench targets``), and each holds
 # buffers.
 WINDOW = 4
@@ -85,23 +85,23 @@ Order = str | Callable[[tuple], Any]
 def plan_buckets(
     leaves: Sequence[tuple[tuple, Any]], nbytes: int, leaf_order: Order = "reverse"
 ) -> list[list[int]]:
-    """Which leaves share a bucket: indices into ``leaves``, bucket by bucket.
+    """Indices into ``leaves``, bucket by bucket: the leaves that share each bucket.
 
-    Leaves are taken in order. One that would make the open bucket of its dtype larger than
-    ``nbytes`` closes it and opens the next. Buckets come in the order of their last leaves. Leaves
-    that vary over different mesh axes share none, since the result would vary over all of these,
-    nor do those of which some types are weak.
+    Leaves are taken in order. A leaf that would make the open bucket of its dtype larger than
+    ``nbytes`` closes it and opens the next. Buckets are sorted by their last leaves. Leaves that
+    vary over different mesh axes do not share a bucket, since the result would vary over all of
+    these axes, and neither do leaves with weak and strong types.
 
     Args:
-        leaves: (path, array) of each leaf, as ``jax.tree.leaves_with_path`` gives them; shapes and
+        leaves: the path and array of each leaf, as from ``jax.tree.leaves_with_path``; shapes and
             dtypes are enough.
-        nbytes: most bytes of a bucket of several leaves; 0 puts every leaf in one of its own.
+        nbytes: the most bytes of a bucket with several leaves; 0 gives every leaf its own bucket.
         leaf_order: "reverse", last leaf first, which is about the order in which gradients become
             available; "tree", first leaf first; or a function of a leaf's path whose least value
             comes first.
 
     Raises:
-        CollectiveError: ``nbytes`` is not an integer of at least 0, or an unknown order.
+        CollectiveError: ``nbytes`` is not an integer of at least 0, or the order is unknown.
     """
     nbytes = checks.integer(nbytes, "bucket_bytes", CollectiveError, least=0)
     done: list[list[int]] = []
@@ -110,11 +110,11 @@ def plan_buckets(
     for i in ordered:
         leaf = leaves[i][1]
         size = leaf.size * leaf.dtype.itemsize
-        # To join a leaf that Explicit axes shard with others would move its shards.
+        # Joining a leaf that Explicit axes shard with other leaves would move its shards.
         if isinstance(leaf, jax.Array) and jax_internals.explicit_sharding(leaf)[1]:
             done.append([i])
             continue
-        # A vector of several leaves varies over what any of them does, and its type is not weak.
+        # A vector of several leaves varies over the axes of all of them, and its type is not weak.
         key: tuple = (leaf.dtype,)
         if isinstance(leaf, jax.Array):
             key += jax_internals.varying(leaf), jax.typeof(leaf).weak_type
@@ -124,7 +124,7 @@ def plan_buckets(
             members, filled = [], 0
         opened[key] = ([*members, i], filled + size)
     done += [members for members, _ in opened.values()]
-    # A bucket is complete when its last leaf is, so that is its place in the order.
+    # A bucket is complete when its last leaf is, so the last leaf decides its place in the order.
     position = {i: nth for nth, i in enumerate(ordered)}
     return sorted(done, key=lambda members: position[members[-1]])
 
@@ -149,23 +149,24 @@ def in_buckets(
     window: int = 0,
     apart: Callable[[list[jax.Array]], bool] = lambda leaves: False,
 ) -> Any:
-    """The tree with a function applied to every leaf, one bucket after another.
+    """Apply a function to every leaf of a tree, one bucket after another.
 
     Args:
-        function: applied to every bucket; it must act on each column alone. Without ``rows`` it
-            keeps shapes, and gets a vector, or the only leaf of a bucket unchanged; with ``apart``
-            it takes lists, too.
-        tree: of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they are.
+        function: applied to every bucket; it must treat each column independently. Without ``rows``
+            it keeps shapes, and gets a vector, or the only leaf of a bucket unchanged; with
+            ``apart`` it also takes lists.
+        tree: a pytree of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they
+            are.
         nbytes, leaf_order: as for ``plan_buckets``.
-        rows: reshapes each leaf so that shapes differ in the last dimension only, along which they
+        rows: reshapes each leaf so that shapes differ only in the last dimension, along which they
             are concatenated. Results are split along it and keep that shape.
-        window: most buckets in flight at once: bucket i starts when bucket i - ``window`` is
-            complete. 0 for no limit.
-        apart: whether the leaves of a bucket are given to the function as a list, uncopied; those
-            of all such buckets are, in one call without a window.
+        window: the most buckets in flight at once: bucket i starts when bucket i - ``window`` is
+            complete. 0 means no limit.
+        apart: whether the function gets the leaves of a bucket as a list, without copying them;
+            without a window it gets the leaves of all such buckets in one call.
 
     Raises:
-        CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
+        CollectiveError: as for ``plan_buckets``, or ``window`` is not an integer of at least 0.
     """
     checks.function(function, "what is applied to buckets", CollectiveError)
     checks.optional(rows, checks.function, "rows", CollectiveError)
@@ -180,12 +181,12 @@ def in_buckets(
         if apart(here):
             alone += [kept[i] for i in members]
             continue
-        # Nothing but the barrier keeps XLA from starting all buckets at once, each with buffers.
+        # Only the barrier keeps XLA from starting all buckets at once, each with its own buffers.
         if 0 < window <= len(done):
             here = after(here, done[-window])
         if rows is not None:
             results = _side(function, map(rows, here))
-        elif len(here) == 1:  # as it is: flattened, it would be copied
+        elif len(here) == 1:  # unchanged, since flattening would copy it
             results = [function(here[0])]
         else:
             flat = _side(function, (leaf.reshape(-1) for leaf in here))

@@ -1,6 +1,6 @@
 """Calls: from the arguments of a public function to its primitive.
 
-Resolves axis names to ranks, chooses the schedule, and checks operands.
+This module resolves axis names to ranks, chooses the schedule, and checks operands.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from jaxcoll.execute.choice import (
     checked_groups,
     choose,
     configured,
+    in_force,
     on_network,
     stated,
 )
 from jaxcoll.execute.choice.cheapest import cheapest, scheduled
-from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.stated import lowering_of
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.lowerings.unequal import Unequal
@@ -41,8 +42,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer
 
-# Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
-# latency.
+# Leaves are joined up to this many bytes: copying them then takes about as long as the latency of
+# the rounds that it saves.
 JOINED_BYTES = 1 << 20
 
 AxisName = str | Sequence[str]
@@ -50,14 +51,14 @@ Groups = Sequence[Sequence[int]] | None
 
 
 class UnboundAxisError(CollectiveError, NameError):
-    """An axis name that is not bound where a collective is called."""
+    """An axis name that is not bound at the place of a collective call."""
 
 
 # ---------------------------------------------------------------------- axes
 
 
 def names_of(axis_name: AxisName) -> tuple[str, ...]:
-    """The names of an axis or several, all of them bound."""
+    """The names of one or several axes, all of them bound."""
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     sizes = jax_internals.axis_sizes()
     for name in names:
@@ -78,10 +79,10 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
 
 
 def opened(axis_name: AxisName, groups: Groups, schedule: Choice, lowering: str) -> tuple[str, ...]:
-    """The names of a call's axes, all bound, once what it says of how it runs is right.
+    """The names of a call's axes, all bound, after checking its groups, schedule and lowering.
 
-    So also where nothing runs by a schedule: over axes of ``vmap``, of constants, over no axes. A
-    mistake there would be one on the mesh, too.
+    The check also covers calls that run without a schedule (over axes of ``vmap``, of constants,
+    over no axes), because the same mistake would be an error on the mesh.
     """
     names = names_of(axis_name)
     check_choice(schedule)
@@ -91,7 +92,7 @@ def opened(axis_name: AxisName, groups: Groups, schedule: Choice, lowering: str)
 
 
 def is_vmapped(names: tuple[str, ...]) -> bool:
-    """Whether some axis is one of ``vmap``: its ranks share a device, and nothing is sent."""
+    """Whether some axis belongs to ``vmap``: its ranks share a device, so nothing is sent."""
     return any(name not in jax_internals.mesh_axes() for name in names)
 
 
@@ -106,13 +107,13 @@ def is_handed_on(names: tuple[str, ...], x) -> bool:
 
 
 def is_symbolic(x) -> bool:
-    """Whether a leaf has a dimension that is symbolic, as in ``jax.export``."""
+    """Whether a leaf has a symbolic dimension, as in ``jax.export``."""
     shapes = (getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(x))
     return any(not isinstance(size, int) for shape in shapes for size in shape)
 
 
 def axes_of(names: tuple[str, ...]) -> Axes:
-    """Axes in the order given; only those of a mesh have a place in ``canonical``."""
+    """Axes in the order given; ``canonical`` holds only those of a mesh."""
     sizes = jax_internals.axis_sizes()
     canonical = tuple(name for name in jax_internals.mesh_axes() if name in names)
     auto = jax_internals.auto_sizes()
@@ -120,7 +121,7 @@ def axes_of(names: tuple[str, ...]) -> Axes:
 
 
 def group_size(axes: Axes, groups: Groups) -> int:
-    """Ranks in a group, once the groups are known to cover the axes in equal numbers."""
+    """Ranks in a group, after checking that the groups cover the axes and have equal sizes."""
     checked = checked_groups(groups, axes)
     return axes.num_ranks if checked is None else len(checked[0])
 
@@ -130,12 +131,12 @@ def group_size(axes: Axes, groups: Groups) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RunBy:
-    """Runs a call on an operand by a configuration, and says where it runs."""
+    """Runs a call on an operand with a configuration, and tells where it runs."""
 
     call: Call
     place: stated.Place
 
-    def __call__(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
+    def __call__(self, x: jax.Array, config: in_force.Config | None) -> jax.Array:
         call = self.call
         if config is None:
             return call.run_as_it_says(x)
@@ -154,7 +155,7 @@ class RunBy:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A collective with all but its operand; ``Unequal`` blocks are those of ``axes``."""
+    """A collective without its operand; for a choice of ``Unequal``, its blocks fit ``axes``."""
 
     kind: str
     choice: Choice | Unequal
@@ -177,7 +178,7 @@ class Call:
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on the part of ``x`` that a device has where Explicit axes shard it further."""
+        """Run on a device's part of ``x`` if Explicit axes shard it further."""
         if not jax_internals.explicit_sharding(x)[1]:
             return self._run(x)
         return jax_internals.as_one_operation(self._on_parts, x)
@@ -190,8 +191,9 @@ class Call:
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         rest = jax_internals.nestable_axes()
         is_cut = inner is not spec
-        # A shard_map inside this one gives every device its part. Where that cannot be (see
-        # nestable_axes, RESHARD_ABORTS, and vmaps that shard their batch), XLA shards as it likes.
+        # A shard_map inside this one gives every device its part. Where that is impossible (see
+        # nestable_axes, RESHARD_ABORTS, and vmaps that shard their batch), XLA chooses the
+        # sharding.
         if (
             not rest
             or explicit & jax_internals.batch_axes()
@@ -199,7 +201,7 @@ class Call:
         ):
             out_spec = spec if kind.is_pairwise else inner
             return jax_internals.as_auto_axes(self._beside_auto, out_spec)(x)
-        # Also where the operand is sharded so already: its tangent may not be.
+        # This is needed even if the operand already has this sharding: its tangent may not have it.
         if not jax_internals.RESHARD_ABORTS:
             x = jax.reshard(x, inner)
         out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=rest)(x)
@@ -211,7 +213,7 @@ class Call:
         return dataclasses.replace(self, axes=axes)._run(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
-        choices = configured.current()
+        choices = in_force.current()
         # A tuned configuration may add in another order.
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
@@ -224,17 +226,16 @@ class Call:
         axes, chosen = self.chosen(x)
         is_native = isinstance(chosen, Native)
         op = "fixed_sum" if self.is_fixed and not is_native else self.op
-        # That of jax.lax is for its transpose.
+        # The lowering is then that of the transpose's schedule.
         runs = chosen.transposed or chosen if is_native else chosen
         lowering = lowering_of(self.lowering, runs, axes, x.dtype, op)
         return primitives.bind(x, axes, chosen, lowering=lowering, invarying=self.invarying, op=op)
 
     def place(self, x: jax.Array) -> stated.Place:
-        """The collective on the network that is stated or known."""
+        """The collective, on the network that is stated or known."""
         groups, kind, op = checked_groups(self.groups, self.axes), self.kind, self.op
-        # Only where the lowering is the player's is a schedule timed as it plays it.
-        may_play = self.lowering in ("auto", "links")
-        has_links = may_play and stated.may_play(self.axes, x.dtype, kind, op)
+        # Only with the player's lowering are schedules timed as the player runs them.
+        has_links = stated.may_play(self.axes, x.dtype, kind, op, self.lowering)
         return stated.place(kind, self.axes, groups, self.root, has_links)
 
     def chosen(self, x: jax.Array) -> tuple[Axes, primitives.Runs]:
@@ -249,7 +250,7 @@ class Call:
     def _transposed(self, x: jax.Array) -> Schedule | None:
         """The schedule that is cheapest for the transpose of a call that ``jax.lax`` runs.
 
-        gloo sums shards by halving, at twice the time of the all_gather whose transpose that is.
+        gloo sums shards by halving, in twice the time of the all_gather whose transpose this is.
         """
         dual = kind_of(self.kind).dual_name
         is_asked = jax.process_count() > 1 and jnp.issubdtype(x.dtype, jnp.inexact)
@@ -260,16 +261,16 @@ class Call:
         return found if isinstance(found, Schedule) else None
 
     def is_native(self, x: jax.Array) -> bool:
-        """Whether ``jax.lax`` runs the call, since that is cheapest and no table is in use."""
-        return configured.current() is None and isinstance(self._cheapest(x), Native)
+        """Whether ``jax.lax`` runs the call because that is cheapest and no table is in use."""
+        return in_force.current() is None and isinstance(self._cheapest(x), Native)
 
     def is_left_to_lax(self, x: jax.Array) -> bool:
-        """Whether the call can be handed to ``jax.lax`` as it stands.
+        """Whether the call can be handed to ``jax.lax`` unchanged.
 
-        Groups, several axes, operands that Explicit axes shard and empty ones go by the primitives:
-        ``jax.lax`` lacks some of their derivatives, batching rules and types, and its psum_scatter
-        beside Explicit axes fails in JAX 0.12. With several processes all go by
-        the primitives, whose programs carry what the processes compare (``primitives``).
+        Groups, several axes, operands that Explicit axes shard, and empty operands need the
+        primitives: ``jax.lax`` lacks some of their derivatives, batching rules and types, and its
+        psum_scatter beside Explicit axes fails in JAX 0.12. With several processes every call uses
+        the primitives, whose programs carry the data that processes compare (``primitives``).
         """
         is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
         beside = jax_internals.explicit_sharding(x)[1]
@@ -283,7 +284,7 @@ class Call:
             return None
         groups = checked_groups(self.groups, self.axes)
         if self.is_fixed:
-            # Never by size: one order for buffers of all sizes.
+            # Not by size: buffers of all sizes need the same order.
             native = Native(Collective(self.kind, self.axes.num_ranks, 1, groups))  # type: ignore[arg-type]
             return native if fixed_order.is_fixed_by_lax() else None
         nbytes = self.nbytes(x, groups)
@@ -298,8 +299,8 @@ class Call:
         if choice is None or isinstance(choice, (str, Synthesizer)):
             choice = on_network(choice, self.place(x), nbytes)
         if isinstance(choice, Schedule) and groups is None and self.root is None:
-            # A schedule of all ranks of the mesh, whose groups are those along the axes, runs over
-            # the whole mesh; where both fit, the axes alone are meant.
+            # A schedule of all ranks of the mesh, with the groups along the axes, runs over the
+            # whole mesh; if a schedule fits both, the axes alone are meant.
             names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
             mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
             is_along = choice.collective.num_ranks == axes.num_ranks != mesh.num_ranks
@@ -337,7 +338,7 @@ def resolve(
         is_fixed: whether the schedule must add in one order.
 
     Raises:
-        CollectiveError: as the function of that kind, and for axes of ``vmap``.
+        CollectiveError: as for the function of that kind, and for axes of ``vmap``.
     """
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
@@ -356,7 +357,7 @@ def is_by_lax(
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Sums of leaves, small ones concatenated where that changes neither types nor shardings."""
+    """Sums of leaves; small leaves are concatenated if that changes neither types nor shardings."""
     if not jax_internals.is_fully_manual():
         return [call(leaf) for leaf in leaves]
     same_type: dict[object, list[int]] = {}
@@ -364,7 +365,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
         is_small &= not call.is_native(leaf)
         type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
-        # Concatenated, the sums would all vary over whatever one of them does, and lose weak types.
+        # Concatenated, all sums would vary over the axes of any of them, and lose weak types.
         same_type.setdefault(type_ if is_small else i, []).append(i)
     for members in same_type.values():
         if len(members) == 1:
@@ -384,7 +385,7 @@ def array(leaf, function: str):
     _check_operand(leaf, function)
     leaf = leaf if isinstance(leaf, (jax.Array, jax_internals.Tracer)) else jnp.asarray(leaf)
     if jax_internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
-        # A constant is not on the mesh yet, and JAX refuses to mix it with arrays that are.
+        # A constant is not on the mesh yet, and JAX refuses to mix it with arrays that are on it.
         leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
@@ -400,7 +401,7 @@ def summable(leaf, function: str):
 
 
 def counted(leaf, function: str) -> Any:
-    """An operand as it is, or as int32 if it is boolean."""
+    """An operand unchanged, or as int32 if it is boolean."""
     _check_operand(leaf, function)
     if not isinstance(leaf, _NUMERIC):
         leaf = jnp.asarray(leaf)
@@ -420,17 +421,18 @@ def _check_operand(leaf, function: str) -> None:
 
 
 def accumulator(wanted, dtype) -> np.dtype:
-    """The dtype in which arrays of a dtype are added: ``wanted`` for those of its kind.
+    """The dtype in which arrays of a dtype are added: ``wanted`` for arrays of its kind.
 
-    Kinds are floats, integers and complex numbers. Arrays of another kind are added in their own.
+    Kinds are floats, integers and complex numbers. Arrays of another kind are added in their own
+    dtype.
 
     Raises:
-        CollectiveError: it lacks some of the values of a dtype of its kind, or is not a dtype.
+        CollectiveError: ``wanted`` lacks some values of a dtype of its kind, or is not a dtype.
     """
     given = _accum_dtype(wanted)
     if not _is_of_kind(given, dtype):
         return dtype
-    # Floats may be added in any floating dtype, also a narrower one, which saves bytes on the wire.
+    # Floats may be added in any floating dtype, even a narrower one, which sends fewer bytes.
     if not jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(given, dtype) != given:
         raise _cannot_hold(given, dtype)
     return given
@@ -440,7 +442,7 @@ def check_accumulates(wanted, leaves: Iterable, function: str) -> None:
     """Refuse an ``accum_dtype`` that cannot hold sums of a leaf of its kind, or has no such leaf.
 
     Args:
-        leaves: the operands, without constants, whose sums are products.
+        leaves: the operands without constants, whose sums are products.
     """
     if wanted is None:
         return
@@ -477,14 +479,14 @@ def _cannot_hold(given, dtype) -> CollectiveError:
 
 
 def widened(x, accum_dtype):
-    """An array in the dtype in which it is added; a number, and all if it is None, as they are."""
+    """An array in the dtype in which it is added; numbers stay, and so do arrays if it is None."""
     if accum_dtype is None or not hasattr(x, "dtype"):
         return x
     return x.astype(accumulator(accum_dtype, x.dtype))
 
 
 def narrowed(total, x, accum_dtype):
-    """A result of ``widened(x)`` in the dtype of ``x`` again, if it had another one for the sum."""
+    """A result of ``widened(x)`` converted back to the dtype of ``x``, if that differs."""
     if accum_dtype is None or not hasattr(x, "dtype"):
         return total
     return total.astype(x.dtype) if accumulator(accum_dtype, x.dtype) != x.dtype else total

@@ -1,20 +1,20 @@
-"""Collectives whose bytes on the way are those of a wire: ``wire_dtype=`` (``wires``).
+"""Collectives that send values in the form of a wire, for ``wire_dtype=`` (``wires``).
 
-Gathered or exchanged values are encoded once, where they start. A sum is an exchange, in which
-every rank gets all contributions to its shard; it decodes them, adds them in ``accum_dtype``, and a
-``psum`` gathers these sums, encoded again::
+Gathered or exchanged values are encoded once, at their source. A sum is an exchange in which every
+rank gets all contributions to its shard; it decodes them, adds them in ``accum_dtype``, and a
+``psum`` encodes and gathers these sums::
 
     psum_scatter   encode -> all_to_all -> decode, add
     psum           encode -> all_to_all -> decode, add, encode -> all_gather -> decode
 
-So a value is rounded once or twice, however many ranks there are; a schedule that adds on the way
-would round it once per hop, and errors would grow with the ranks. The bytes are those of an
-all_reduce by reduce_scatter and all_gather, at the wire's size per element. All ranks decode the
-same bytes, so their sums are bitwise the same. The form is that of Alistarh et al., "QSGD" (NeurIPS
-2017), of Wang et al., "ZeRO++" (2306.10209, Sec. 3.3), and of EQuARX (2506.17615) but for the hops.
+So a value is rounded once or twice, for any number of ranks; a schedule that adds on the way would
+round it once per hop, and errors would grow with the ranks. The bytes are those of an all_reduce by
+reduce_scatter and all_gather, at the wire's size per element. All ranks decode the same bytes, so
+their sums are bitwise the same. The method is that of Alistarh et al., "QSGD" (NeurIPS 2017), of
+Wang et al., "ZeRO++" (2306.10209, Sec. 3.3), and, except for its hops, of EQuARX (2506.17615).
 
-Derivatives pass through as if nothing were rounded (Bengio et al., 1308.3432, Sec. 4): the
-cotangent goes back by the transposed collective, over the same wire.
+Derivatives ignore the rounding (Bengio et al., 1308.3432, Sec. 4): the cotangent goes back by the
+transposed collective, over the same wire.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from jaxcoll.execute.wires import Wire, wide_of
 from jaxcoll.kinds import kind_of
 from jaxcoll.schedule import Schedule
 
-# Bits of a wire for the way back, and for a sum's second half; ranks, leaves and steps count from 0
-# and are never so many.
+# Integers for the random bits of the way back, and of a sum's second half. Ranks, leaves and steps
+# count from 0 and never become so large.
 _BACKWARD, _SECOND = 2**31 - 1, 2**31 - 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Collectives over some axes by a wire. Operands have one block per rank leading, as ``Call``.
+    """Collectives over some axes by a wire. Operands begin with a block per rank, as for ``Call``.
 
     Attributes:
-        axes, groups, lowering: as of a ``Call``.
+        axes, groups, lowering: as for a ``Call``.
         exchange: the choice for all_to_all.
-        gather: that for all_gather.
-        accum_dtype: in which values are added; float32 or wider where ``None``.
-        invarying: whether what all ranks get is typed as the same on all.
+        gather: the choice for all_gather.
+        accum_dtype: the dtype in which values are added; float32 or wider if ``None``.
+        invarying: whether results that are the same on all ranks are typed so.
     """
 
     axes: Axes
@@ -77,7 +77,7 @@ class Encoded:
     # ------------------------------------------------------------------ as if not rounded
 
     def all_gather(self, x: jax.Array, wire: Wire) -> jax.Array:
-        """Shape (1, ...) to (g, ...)."""
+        """Map shape (1, ...) to (g, ...), for groups of g ranks."""
 
         def back(cotangent, wire):
             if not self.invarying:
@@ -88,19 +88,19 @@ class Encoded:
         return straight_through(self._gathered, back, x, wire)
 
     def all_to_all(self, x: jax.Array, wire: Wire) -> jax.Array:
-        """Shape (g, ...) to (g, ...)."""
+        """Map shape (g, ...) to (g, ...)."""
         return straight_through(self._exchanged, self.all_to_all, x, wire)
 
     def psum_scatter(self, x: jax.Array, wire: Wire) -> jax.Array:
-        """Shape (g, ...) to (1, ...)."""
+        """Map shape (g, ...) to (1, ...)."""
         plain = dataclasses.replace(self, invarying=False)
         return straight_through(self._scattered, plain.all_gather, x, wire)
 
     def psum(self, x: jax.Array, wire: Wire) -> jax.Array:
-        """Any shape."""
+        """Sum arrays of any shape."""
 
         def back(cotangent, wire):
-            # Where types know that the sum is the same on all ranks, so is its cotangent.
+            # If the sum is typed as the same on all ranks, so is its cotangent.
             return vary(cotangent, self.axes) if self.invarying else self.psum(cotangent, wire)
 
         return straight_through(lambda x, wire: self.summed(x, wire)[0], back, x, wire)
@@ -108,14 +108,15 @@ class Encoded:
     # ------------------------------------------------------------------ as it is sent
 
     def summed(self, x: jax.Array, wire: Wire) -> tuple[jax.Array, Callable[[], jax.Array]]:
-        """The sum, and what gives the part of ``x`` that has not been in it.
+        """The sum, and a function for the part of ``x`` that rounding has left out of the sum.
 
-        Summed over all ranks these parts are what the sum lacks: a rank's own contributions as they
+        Summed over all ranks, these parts are the error of the sum: the rounding errors of a rank's
+        own contributions, and in its shard that of the sum's second encoding. Without derivatives.
         were rounded, and in its shard what its sum lost on the second way. Without derivatives.
         """
         ranks, wide = group_size(self.axes, self.groups), wide_of(x.dtype)
         first = wire.folded(self.axes.rank())
-        # An empty operand has shards of one element, so that there is something to encode.
+        # An empty operand gets shards of one element, so that there is something to encode.
         padding = -x.size % ranks if x.size else ranks
         rows = jnp.pad(x.astype(wide).reshape(-1), (0, padding)).reshape(ranks, -1)
         sent = _settled(first.encode(rows))
@@ -162,7 +163,8 @@ class Encoded:
         wide = wide_of(like.dtype)
         adds_in = accumulator(wide if self.accum_dtype is None else self.accum_dtype, like.dtype)
         rows = wire.decode(arrived, size, wide).astype(adds_in)
-        # Neighbours, then neighbours of these sums, and so on: an order of the ranks alone.
+        # Neighbours are added, then neighbours of these sums, and so on: the order depends only on
+        # ranks.
         while rows.shape[0] > 1:
             pairs = rows.shape[0] // 2
             added = fixed_order.add(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2])
@@ -188,7 +190,7 @@ def place_in_group(axes: Axes, groups: Groups) -> jax.Array:
 
 
 def _narrowed(x: jax.Array, dtype) -> jax.Array:
-    """In the operand's dtype; values rounded up beyond its range are not Inf."""
+    """Convert to the operand's dtype; values rounded up beyond its range are cut to it, not Inf."""
     if x.dtype == dtype:
         return x
     most = float(jnp.finfo(dtype).max)
@@ -198,7 +200,7 @@ def _narrowed(x: jax.Array, dtype) -> jax.Array:
 def _settled(sent: jax.Array) -> jax.Array:
     """The encoded rows, also for a rank that decodes them at once.
 
-    XLA takes a cast to bfloat16 and back for nothing.
+    Without this XLA would remove a cast to bfloat16 and back.
     """
     (held,) = typed_like([lax.optimization_barrier(sent)], [sent])
     return held
@@ -209,10 +211,10 @@ def straight_through(forward: Callable, backward: Callable, x: Any, wire: Wire |
 
     Args:
         x: a pytree of arrays.
-        wire: what else both need, folded for the way back; ``None`` if nothing.
+        wire: the wire that both need, folded for the way back; ``None`` if there is none.
     """
     leaves, structure = jax.tree.flatten(wire)
-    # The user's wire is a leaf itself unless it is a pytree.
+    # The user's wire is itself a leaf, unless it is a pytree.
     kept = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
 
     def wire_with(arrays):
@@ -238,10 +240,10 @@ def straight_through(forward: Callable, backward: Callable, x: Any, wire: Wire |
 
 @dataclasses.dataclass(frozen=True)
 class EncodedCall:
-    """A ``Call`` by a wire: of several operands each has random bits of its own.
+    """A ``Call`` by a wire; each of several operands gets its own random bits.
 
     Raises:
-        ScheduleError: a schedule that adds on the way.
+        ScheduleError: the schedule adds on the way.
     """
 
     kind: str
@@ -271,7 +273,7 @@ class EncodedCall:
 
     @functools.cached_property
     def code(self) -> Encoded:
-        """The collectives that it consists of."""
+        """The collectives that make up the call."""
         exchange, gather = _choices(self.choice)
         return Encoded(
             self.axes,
@@ -284,7 +286,7 @@ class EncodedCall:
         )
 
     def is_native(self, x: jax.Array) -> bool:
-        """Never: ``jax.lax`` has no wires, though it may run what is sent."""
+        """Always False: ``jax.lax`` has no wires, although it may run what is sent."""
         del x
         return False
 
@@ -306,10 +308,10 @@ def _choices(schedule: Choice) -> tuple[Choice, Choice]:
 
 
 def check_operands(x, function: str) -> None:
-    """Refuse leaves other than real floats: nothing says how far those may be rounded.
+    """Refuse leaves other than real floats, which have no rule for rounding.
 
     Raises:
-        CollectiveError: integers, booleans, complex numbers; symbolic dimensions.
+        CollectiveError: a leaf has integers, booleans, complex numbers, or symbolic dimensions.
     """
     for leaf in jax.tree.leaves(x):
         dtype = array(leaf, function).dtype
@@ -326,10 +328,10 @@ def check_operands(x, function: str) -> None:
 
 
 def check_order(order: str | None, wire_dtype) -> None:
-    """Refuse an unknown ``order=``, and any beside a wire.
+    """Refuse an unknown ``order=``, and any order with a wire.
 
     Raises:
-        CollectiveError: either.
+        CollectiveError: the order is unknown, or given with a wire.
     """
     fixed_order.is_fixed(order)
     if order is not None and wire_dtype is not None:

@@ -1,7 +1,7 @@
-"""Faults that are known only when a program runs: one error, on all ranks.
+"""Faults that are found only when a program runs: one error, raised on all ranks.
 
-If one rank stopped alone, the others would wait for it in the next exchange. So ranks tell each
-other first what each has found, and then all raise or none.
+If only one rank stopped, the others would wait for it in the next exchange. So ranks first tell
+each other the faults that they have found, and then either all raise or none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jaxcoll.execute.lowerings.buffer import cast_like
 
 
 class Fault(NamedTuple):
-    """Something that may be wrong with each of several things.
+    """A condition that may be wrong for some of several things.
 
     Attributes:
-        text: what, a format with ``at`` (which of them), ``value`` and ``limit``.
+        text: the message, a format with ``at`` (the index of the thing), ``value`` and ``limit``.
         is_wrong: bool of shape (things,).
-        value, limit: of each, int32 of shape (things,); the limit may be one for all.
+        value, limit: int32 of shape (things,); the limit may be one number for all.
     """
 
     text: str
@@ -37,13 +37,15 @@ class Fault(NamedTuple):
 
 
 def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
-    """Zero, once no rank has found a fault; nothing that depends on it runs where one has.
+    """Zero if no rank has found a fault; if one has, nothing that depends on the result runs.
 
-    The devices of all manual axes of the mesh agree: those beside ``axes`` run the program too.
+    The devices of all manual axes of the mesh agree, because those beside ``axes`` run the program
+    too.
 
     Raises:
-        CollectiveError: when the program runs, as the cause of JAX's own error: of the faults that
-            there are the first in the list, on the lowest rank that has it; the same on all.
+        CollectiveError: when the program runs, as the cause of JAX's own error. It names the fault
+            that comes first in the list, on the lowest rank that has it; it is the same on all
+            ranks.
     """
     mine = jnp.zeros(5, np.int32)
     for number, fault in reversed(tuple(enumerate(faults, 1))):
@@ -54,7 +56,7 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
         mine = jnp.where(fault.is_wrong.any(), said, mine)
     over = tuple(dict.fromkeys((*jax_internals.mesh_axes(), *axes.names)))
     found = lax.all_gather(mine, over).reshape(-1, 5) if over else mine[None]
-    # What others find may follow from what one rank has wrong: it comes later in the list.
+    # One rank's fault may cause faults on other ranks; those come later in the list.
     least = jnp.where(found[:, 0] > 0, found[:, 0], len(faults) + 1)
     first = found[jnp.argmin(least)]
     texts = tuple(fault.text for fault in faults)
@@ -65,7 +67,7 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
         said = jax.pure_callback(fail, shape, first, vmap_method="sequential")
         return cast_like(said, first)
 
-    # Under vmap both branches run: the one that raises looks again.
+    # Under vmap both branches run, so the one that raises checks again.
     return lax.cond(first[0] > 0, told, lambda first: first[0], first)
 
 

@@ -1,41 +1,41 @@
-"""The functions: those of ``jax.lax`` under the same names and signatures, run by schedules.
+"""The functions of ``jax.lax`` under the same names and signatures, run by schedules.
 
-All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give what it gives, and
-add these keywords:
+All are called inside ``jax.shard_map``. They take the arguments of ``jax.lax``, return the same
+results, and add these keywords:
 
-- ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
+- ``schedule``: a ``Schedule`` for as many ranks as the axis has, where rank r is the device whose
   ``lax.axis_index(axis_name)`` is r; or one for all ranks of the mesh (in the order of
-  ``mesh.devices.flat``, as in ``Topology.from_mesh``) with the groups along the axis as its groups,
-  which then all run by it at once; or a synthesizer, its name ("auto" for the fastest), or a
-  function of (topology, collective), run once on the stated topology (``jc.use_topology``) or a
-  default one; or ``None`` for the cheapest of ``jax.lax`` itself and the schedules.
+  ``mesh.devices.flat``, as in ``Topology.from_mesh``) whose groups are those along the axis, all of
+  which then run by it at once; or a synthesizer, its name ("auto" for the fastest), or a function
+  of (topology, collective), run once on the stated topology (``jc.use_topology``) or a default one;
+  or ``None`` for the cheapest of ``jax.lax`` itself and the schedules.
 - ``lowering``: "auto" or the name of a lowering.
-- ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
-  a floating dtype for floats, one that has all their values for integers and complex numbers.
-  Leaves of another kind than that are added in their own.
-- ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
+- ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own: a
+  floating dtype for floats, a dtype that has all their values for integers and complex numbers.
+  Leaves of another kind are added in their own dtype.
+- ``order`` (sums only): "fixed" for sums whose bits depend only on the contributions, not on the
   size of the buffer or an element's place in it (``execute.fixed_order``); "invariant" for sums
-  that do not depend on the schedule and the number of ranks either, at 2.25 times the bytes
+  that depend neither on these nor on the schedule and the number of ranks, at 2.25 times the bytes
   (``execute.invariant``); ``None`` for any order.
-- ``wire_dtype`` (sums, ``all_gather``, ``all_to_all``): what floats are rounded to on the way, for
-  fewer bytes: bfloat16, float8_e4m3fn, or another wire (``execute.wires``); sums are an all_to_all
-  and an all_gather then (``execute.encoded``), in ``accum_dtype``, float32 by default.
+- ``wire_dtype`` (sums, ``all_gather``, ``all_to_all``): the form to which floats are rounded on the
+  way, for fewer bytes: bfloat16, float8_e4m3fn, or another wire (``execute.wires``). Sums are then
+  an all_to_all and an all_gather (``execute.encoded``), in ``accum_dtype``, float32 by default.
 
-Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` where that is
-cheapest: always, unless a table of tuning is in use or a network is known. So are three kinds of
-calls in any case: sums of constants (Python numbers, NumPy arrays), leaf by leaf,
-which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
-symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
-that is mirrored, passed through or refused.
+Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` if that is cheapest:
+always, unless a table of tuning is in use or a network is known. Three kinds of calls are always
+handed to it: sums of constants (Python numbers, NumPy arrays), leaf by leaf, which need no
+communication; axes of ``vmap``, whose ranks share a device; and operands with symbolic dimensions,
+which cannot be split inside ``shard_map``. docs/execution.md lists every case that is mirrored,
+passed through or refused.
 
-Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
-for floats not bitwise those of ``jax.lax``.
+Sums are taken in the order of the schedule: bitwise the same on all ranks and in every run, but for
+floats not bitwise equal to those of ``jax.lax``.
 
 All errors are raised while tracing, before any communication: ``CollectiveError`` for an axis that
 is not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
 summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 
-Those with a root stand in ``rooted``, and slices of unequal sizes in ``ragged``.
+Functions with a root are in ``rooted``, and slices of unequal sizes in ``ragged``.
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ def psum(
 
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
-        schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
-        order: with "fixed" a schedule must have one order of addition
-            (``jaxcoll.simulation.sum_orders``); with "invariant" any will do.
-        wire_dtype: each contribution is rounded once, and then their sum, so the error of an
-            element is at most the sum of ``bound`` of the wire for both, whatever the number of
-            ranks. For float8_e4m3fn that is a 16th of the sum of their magnitudes and a 16th of
-            the result; for ``Int8`` a 126th of the largest of each block of 128. A NaN or Inf
-            makes the whole block NaN, on all ranks. ``schedule`` is one of all_to_all or
-            all_gather then, or serves both.
+        schedule: a schedule of all_reduce, or an all_gather or reduce_scatter to derive one from.
+        order: with "fixed" the schedule must have one order of addition
+            (``jaxcoll.simulation.sum_orders``); with "invariant" any schedule will do.
+        wire_dtype: each contribution is rounded once, and then their sum. The error of an element
+            is therefore at most the sum of the wire's ``bound`` for both, for any number of ranks.
+            For float8_e4m3fn that is a 16th of the sum of their magnitudes and a 16th of the
+            result; for ``Int8`` a 126th of the largest of each block of 128. A NaN or Inf makes the
+            whole block NaN, on all ranks. ``schedule`` is then one of all_to_all or all_gather, or
+            serves both.
 
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
@@ -129,8 +129,8 @@ def pmean(
     total = _reduced("sum", x, axis_name, axis_index_groups, how)
     size = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     mean = jax.tree.map(lambda v: v / size, total)
-    # Merged with a sum that uses it, the quotient would not be rounded; by a power of two it is
-    # exact.
+    # If it were merged with a sum that uses it, the quotient would not be rounded; a quotient by a
+    # power of two is exact.
     is_exact = size & (size - 1) == 0
     if order is None or is_exact:
         return mean
@@ -149,8 +149,8 @@ def pmax(
 ):
     """The maximum over the ranks of an axis, on all of them. See ``jax.lax.pmax``.
 
-    Small leaves of one dtype are sent together. NaN wherever a rank has NaN. Like ``jax.lax.pmax``
-    it has no derivative.
+    Small leaves of one dtype are sent together. The result is NaN if any rank has NaN. Like
+    ``jax.lax.pmax`` it has no derivative.
 
     Args:
         x: a pytree of arrays of any shape.
@@ -173,7 +173,7 @@ def pmin(
 
 @dataclasses.dataclass(frozen=True)
 class _How:
-    """How a call runs: its keywords, checked.
+    """The keywords that say how a call runs, checked.
 
     Attributes:
         schedule, lowering, accum_dtype, order, wire_dtype: as given.
@@ -189,7 +189,7 @@ class _How:
         check_order(self.order, self.wire_dtype)
 
     def call(self, kind: str, axes: Axes, groups: Groups, op: str = "sum", invarying: bool = False):
-        """A collective with all but its operand."""
+        """A collective without its operand."""
         if self.wire_dtype is not None:
             wire, typed = wire_of(self.wire_dtype), (self.lowering, invarying, self.accum_dtype)
             return EncodedCall(kind, self.schedule, axes, groups, wire, *typed)
@@ -206,8 +206,8 @@ class _How:
     def scattered_on_one_device(
         self, leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled
     ):
-        """The sum in an order as psum takes it, bit for bit, and of it this rank's part."""
-        # Ranks share a device: no bytes are sent for nothing.
+        """This rank's part of a sum in an order, taken as psum takes it, bit for bit."""
+        # Ranks share a device, so no bytes are sent needlessly.
         if fixed_order.is_fixed(self.order):
             whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
         else:
@@ -219,7 +219,7 @@ class _How:
         return part if tiled else lax.squeeze(part, (scatter_dimension,))
 
     def check(self, leaves: list, function: str) -> None:
-        """Refuse operands, without constants, that cannot be sent or added so."""
+        """Refuse operands, without constants, that cannot be sent or added with these keywords."""
         check_accumulates(self.accum_dtype, leaves, function)
         if fixed_order.is_invariant(self.order):
             check_leaves(leaves, function)
@@ -229,17 +229,18 @@ class _How:
 
 
 def _reduced(op: str, x, axis_name: AxisName, groups: Groups, how: _How):
-    """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
+    """Sum leaves, or take their maxima or minima, as ``jax.lax`` does."""
     names = opened(axis_name, groups, how.schedule, how.lowering)
     leaves, structure = jax.tree.flatten(x)
     kept = list(range(len(leaves)))
     if op == "sum":
         leaves = [counted(leaf, "psum") for leaf in leaves]
-        # The sum of a constant is one, n times itself: jax.lax returns Python numbers for such,
-        # which programs use as static sizes (lax.psum(1, axis_name)), whatever stands beside them.
+        # The sum of a constant is itself a constant, n times the number. jax.lax returns Python
+        # numbers for these, which programs use as static sizes (lax.psum(1, axis_name)), also next
+        # to arrays.
         kept = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax_internals.Tracer)]
     how.check([leaves[i] for i in kept], f"p{op}")
-    if not names:  # over no axes there is one rank, as for jax.lax
+    if not names:  # without axes there is one rank, as for jax.lax
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
@@ -258,7 +259,7 @@ def _reduced(op: str, x, axis_name: AxisName, groups: Groups, how: _How):
             leaves[i] = total
         return jax.tree.unflatten(structure, leaves)
     axes = axes_of(names)
-    # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
+    # jax.lax types maxima over groups as it types those over an axis, although groups may differ.
     invarying = jax_internals.checks_vma() and (groups is None or op != "sum")
     call = how.call("all_reduce", axes, groups, op, invarying)
     for i in kept:
@@ -266,7 +267,7 @@ def _reduced(op: str, x, axis_name: AxisName, groups: Groups, how: _How):
     # Per leaf: large gradients may be faster by a schedule and small ones by ``jax.lax``.
     by_lax = [i for i in kept if call.is_left_to_lax(leaves[i])]
     others = [i for i in kept if i not in set(by_lax)]
-    # One call of jax.lax for all leaves, as a program without jaxcoll has it.
+    # One call of jax.lax for all leaves, as in a program without jaxcoll.
     sums = accumulated(handed, [leaves[i] for i in by_lax], how.accum_dtype, f"p{op}")
     sums += joined(call, [leaves[i] for i in others])  # type: ignore[arg-type]
     for i, total in zip(by_lax + others, sums, strict=True):
@@ -302,17 +303,17 @@ def psum_scatter(
     order: str | None = None,
     wire_dtype=None,
 ):
-    """The sum over the ranks of an axis, each keeping its part. See ``jax.lax.psum_scatter``.
+    """The sum over the ranks of an axis; each keeps its part. See ``jax.lax.psum_scatter``.
 
     Args:
         x: a pytree of arrays whose ``scatter_dimension`` is the size of a group, or if ``tiled`` a
             multiple of it.
-        schedule: of reduce_scatter, or an all_gather to run backwards.
-        order: as for ``psum``, whose blocks these then are, bit for bit.
-        wire_dtype: as for ``psum``, without the second rounding; ``schedule`` is of all_to_all.
+        schedule: a schedule of reduce_scatter, or an all_gather to run backwards.
+        order: as for ``psum``; the results are its blocks, bit for bit.
+        wire_dtype: as for ``psum``, without the second rounding; ``schedule`` is one of all_to_all.
 
     Returns:
-        Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
+        Arrays without that dimension, or if ``tiled`` with it divided by the size of a group.
     """
     how = _How(schedule, lowering, accum_dtype, order, wire_dtype)
     checks.flag(tiled, "tiled", CollectiveError)
@@ -340,7 +341,7 @@ def psum_scatter(
             return accumulated(parts, leaf, accum_dtype, "psum_scatter")
         leaf = vary(leaf, axes)
         if call.is_left_to_lax(leaf):
-            # Tiled: jax.lax has no batching rule for the other form.
+            # The tiled form, because jax.lax has no batching rule for the other one.
             native = functools.partial(
                 lax.psum_scatter, axis_name=names, scatter_dimension=dimension, tiled=True
             )
@@ -371,11 +372,11 @@ def all_gather(
 
     Args:
         x: a pytree of arrays.
-        axis: where the new dimension of the size of a group goes, or if ``tiled`` which dimension
-            grows by that factor.
+        axis: the place of the new dimension, whose size is that of a group; if ``tiled`` the
+            dimension that grows by that factor.
         to: "varying", or "invarying" for a result typed as the same on all ranks.
-        schedule: of all_gather, or a reduce_scatter to run backwards.
-        wire_dtype: every value is rounded once; its error is at most ``bound`` of the wire.
+        schedule: a schedule of all_gather, or a reduce_scatter to run backwards.
+        wire_dtype: every value is rounded once; its error is at most the wire's ``bound``.
     """
     checks.flag(tiled, "tiled", CollectiveError)
     if not isinstance(to, str) or to not in ("varying", "invarying"):
@@ -433,12 +434,12 @@ def all_to_all(
     lowering: str = "auto",
     wire_dtype=None,
 ):
-    """Every rank's i-th part to rank i. See ``jax.lax.all_to_all``.
+    """Send every rank's i-th part to rank i. See ``jax.lax.all_to_all``.
 
     Args:
         x: a pytree of arrays whose ``split_axis`` is the size of a group, or if ``tiled`` a
             multiple of it.
-        schedule: of all_to_all.
+        schedule: a schedule of all_to_all.
         wire_dtype: as for ``all_gather``.
     """
     checks.flag(tiled, "tiled", CollectiveError)
@@ -470,8 +471,9 @@ def all_to_all(
         if call.is_left_to_lax(leaf):
             if tiled:
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)
-            # By way of the tiled one, which has all derivatives: the parts are concatenated along a
-            # new dimension of size 1, where untiled the new dimension would stand.
+            # By means of the tiled form, which has all derivatives: the parts are concatenated
+            # along a new dimension of size 1, at the place of the new dimension of the untiled
+            # form.
             place = concat if concat <= split else concat + 1
             split += place <= split
             leaf = lax.expand_dims(leaf, (place,))

@@ -1,11 +1,11 @@
-"""Sums that do not know among how many ranks their addends were divided: ``order="invariant"``.
+"""Sums that do not depend on how the addends are divided among ranks: ``order="invariant"``.
 
-Floats that are added in another order round otherwise, and another number of ranks is another
-order. So addends are made integers, whose sums are exact in every order, and the total is rounded
-once. Per element of the result (cf. Demmel and Nguyen, "Parallel Reproducible Summation", IEEE
-Trans. Comput. 2015, Sec. 3, and Ahrens, Demmel and Nguyen, "Algorithms for Efficient Reproducible
-Floating Point Summation", ACM TOMS 2020, whose bins are fixed; here the largest exponent is taken
-first, so few bits serve)::
+Floats added in another order are rounded differently, and another number of ranks means another
+order. So addends are converted to integers, whose sums are exact in every order, and the total is
+rounded once. The method is related to Demmel and Nguyen, "Parallel Reproducible Summation", IEEE
+Trans. Comput. 2015, Sec. 3, and to Ahrens, Demmel and Nguyen, "Algorithms for Efficient
+Reproducible Floating Point Summation", ACM TOMS 2020, whose bins are fixed; here the largest
+exponent is computed first, so that few bits suffice. For each element of the result::
 
     E = largest exponent of an addend, by a maximum over the ranks     1 byte on the wire
     integer of an addend = its significand in units of 2 ** (E - 35)   1 or 2 words
@@ -13,26 +13,27 @@ first, so few bits serve)::
     result = total, rounded to nearest, ties to even
 
 For float32 an integer has 35 bits, in two words of 32 that leave room for the sums; for float16 and
-bfloat16 it has 20, in one word, while there are at most 1,024 addends; for float64 it has 99, in
-two words of 64. An addend of which no bit lies below the unit is exact, so a sum of addends whose
-exponents differ by at most 11 (float32) is the exact sum, rounded once. Any other addend is rounded
-to a multiple of the unit, by at most half of it. So for G addends x of float32::
+bfloat16 it has 20, in one word, for at most 1,024 addends; for float64 it has 99, in two 64-bit
+words. An addend without bits below the unit is exact, so a sum of addends whose exponents differ by
+at most 11 (float32) is the exact sum, rounded once. Any other addend is rounded to a multiple of
+the unit, which changes it by at most half a unit. So for G addends x of float32::
 
     |error| <= G * 2**-35 * max|x| + 2**-24 * |sum|
 
-and of float16 and bfloat16 ``G * 2**-20 * max|x|`` and half a unit in the last place of the sum.
+For float16 and bfloat16 it is at most ``G * 2**-20 * max|x|`` plus half a unit in the last place of
+the sum.
 
 The alternative is a binary tree over the positions of all addends. It sends no more than a plain
-sum does, but only where every rank holds a whole subtree, hence for powers of two, and only by
-schedules that add along that tree. Integers are invariant for any number of ranks, any division
+sum does, but works only if every rank holds a whole subtree, hence for powers of two, and only with
+schedules that add along that tree. Integers give the same sum for any number of ranks, any division
 among them and any schedule, at 2.25 times the bytes of float32 and 2.5 times those of bfloat16.
 
 - NaN in an addend, or Inf of both signs, gives NaN; Inf of one sign gives that Inf.
-- A sum beyond the range of the dtype is Inf with its sign, and only the sum: 3e38 + 3e38 - 3e38 is
-  3e38, in whatever order.
-- Subnormal numbers keep their values, in addends and results, also where XLA takes them for
-  zero elsewhere.
-- A sum of zero is +0, also of addends that all are -0.
+- A sum beyond the range of the dtype is Inf with its sign. Only the sum counts: 3e38 + 3e38 - 3e38
+  is 3e38, in any order.
+- Subnormal numbers keep their values, in addends and results, even where XLA otherwise treats them
+  as zero.
+- A sum of zero is +0, even if all addends are -0.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ from jaxcoll.errors import CollectiveError
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How addends of some dtypes become integers, and sums of those floats again.
+    """The conversion of floats of some dtypes to integers, and of their sums back to floats.
 
-    All arithmetic is on words, integers of the width of a float that has all values of the dtypes.
+    All arithmetic is on words, which are integers as wide as a float that has all values of the
+    dtypes.
 
     Attributes:
         float_dtype: that float.
-        word: its integers.
-        code: of exponents on the wire.
+        word: the dtype of the words.
+        code: the dtype of exponents on the wire.
         high: bits of an addend in its first word.
-        low: bits of an addend in its second word; 0 if it has one only.
-        most: addends.
+        low: bits of an addend in its second word; 0 if it has only one.
+        most: the most addends.
     """
 
     float_dtype: Any
@@ -93,13 +95,13 @@ class Form:
         return jnp.maximum(self._fields(x)[1], 1).astype(self.code)
 
     def words(self, x: jax.Array, largest: jax.Array) -> jax.Array:
-        """Shape (words, ...): elements in units that ``largest``, the maximum of codes, decides."""
+        """Shape (words, ...): elements in units given by ``largest``, the maximum of codes."""
         is_negative, exponent, fraction = self._fields(x)
         largest = largest.astype(self.word)
         hidden = jnp.where(exponent > 0, 1 << (self.digits - 1), 0).astype(self.word)
         parts = self._shifted(hidden + fraction, largest - jnp.maximum(exponent, 1))
         parts = [jnp.where(is_negative, -part, part) for part in parts]
-        # Where an addend is not finite, words count those of either sign; NaN is one of both.
+        # For addends that are not finite, words count those of either sign; NaN counts as both.
         is_nan = (exponent == self.infinite) & (fraction > 0)
         is_inf = (exponent == self.infinite) & (fraction == 0)
         up = (is_nan | (is_inf & ~is_negative)).astype(self.word)
@@ -118,18 +120,18 @@ class Form:
         return bits < 0, (bits >> (self.digits - 1)) & self.infinite, fraction
 
     def _widened(self, x: jax.Array) -> jax.Array:
-        if x.dtype == jnp.bfloat16:  # by its bits: XLA on CPUs takes subnormal numbers for zero
+        if x.dtype == jnp.bfloat16:  # from its bits: XLA on CPUs treats subnormal numbers as zero
             wide = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
             return lax.bitcast_convert_type(wide, jnp.float32)
         return x.astype(self.float_dtype)
 
     def _shifted(self, significand: jax.Array, below: jax.Array) -> list[jax.Array]:
-        """Significands of numbers that are ``below`` binary places under the largest, in words."""
-        # Shifts by the width of a word and more are not defined.
+        """Significands, in words, of numbers ``below`` binary places under the largest."""
+        # Shifts by the width of a word or more are not defined.
         widest = jnp.iinfo(self.word).bits - 1
         one = jnp.ones((), self.word)
         dropped = jnp.clip(below - self.extra, 0, self.digits + 2)
-        # To the nearest multiple of the unit; ties go away from zero.
+        # Round to the nearest multiple of the unit; ties go away from zero.
         kept = (significand + ((one << dropped) >> 1)) >> dropped << dropped
         place = jnp.minimum(below + (self.low - self.extra), widest)
         first = kept >> place if self.low else jnp.zeros_like(kept)
@@ -138,7 +140,7 @@ class Form:
         return [first, rest << up >> down] if self.low else [rest << up >> down]
 
     def carried(self, words: jax.Array) -> jax.Array:
-        """Equal sums with a second word within its bits, so that as many again can be added."""
+        """Equal sums with a second word within its bits, so that as many can be added again."""
         if not self.low:
             return words
         high, low = words
@@ -168,10 +170,10 @@ class Form:
         return self.low or jnp.iinfo(self.word).bits * 5 // 8
 
     def _rounded(self, high: jax.Array, low: jax.Array, largest: jax.Array, dtype) -> jax.Array:
-        """high * 2**half + low, with 0 <= low < 2**half, in units of ``largest``."""
+        """The float high * 2**half + low, with 0 <= low < 2**half, in units of ``largest``."""
         kind, half = jnp.finfo(dtype), self._half
         digits = kind.nmant + 1
-        # The magnitude, as a pair of the same form.
+        # The magnitude, also as a pair of words.
         is_negative = high < 0
         borrowed = jnp.where(low > 0, -high - 1, -high), jnp.where(low > 0, (1 << half) - low, 0)
         high = jnp.where(is_negative, borrowed[0], high)
@@ -181,17 +183,18 @@ class Form:
         # The last binary place of the unit, counted from that of the least subnormal of ``dtype``.
         wide = jnp.finfo(self.float_dtype)
         unit = largest - self.extra - wide.nmant + wide.minexp - 1 - (kind.minexp - kind.nmant)
-        # Bits that are cut off; at least those below the least subnormal number.
+        # The number of bits to cut off; at least those below the least subnormal number.
         cut = jnp.maximum(length - digits, -unit)
         quotient = self._divided(high, low, cut)
-        # A significand of 2**digits carries into the exponent. One without its first bit is that of
-        # a subnormal number, whose exponent is the least as well and 0 in the field.
+        # A significand of 2**digits carries into the exponent. A significand without its first bit
+        # belongs to a subnormal number, which has the least exponent, too, and 0 in the field.
         exponent, last = unit + cut, 2**kind.nexp - 3
         bits = (jnp.clip(exponent, 0, last) << kind.nmant) + quotient
         inf = (2**kind.nexp - 1) << kind.nmant
         bits = jnp.where(exponent > last, inf, jnp.minimum(bits, inf))
         bits = jnp.where(quotient == 0, 0, bits).astype(f"int{kind.bits}")
-        # By its bit: XLA on CPUs may take a subnormal number for zero when it changes the sign.
+        # The sign is set as a bit: XLA on CPUs may treat a subnormal number as zero when it negates
+        # it.
         bits = jnp.where(is_negative, bits | jnp.iinfo(bits.dtype).min, bits)
         return lax.bitcast_convert_type(bits, dtype)
 
@@ -220,16 +223,16 @@ _WIDE = Form(jnp.float32, jnp.int32, jnp.uint8, 15, 20, 2**15)
 _NARROW = Form(jnp.float32, jnp.int32, jnp.uint8, 20, 0, 2**10)
 _DOUBLE = Form(jnp.float64, jnp.int64, jnp.int16, 47, 52, 2**15)
 MOST_RANKS = 2**10
-# Addends of a rank whose second words may be added before they are carried.
+# The most addends of a rank whose second words are added before they are carried.
 _AT_ONCE = 2**10
 
 
 def form_of(dtype: Any, addends: int, ranks: int) -> Form:
-    """The form of a sum of some addends in all.
+    """The form for a sum of a total number of addends.
 
     Raises:
-        CollectiveError: more addends than 2**15, or ranks than 2**10; a dtype other than of floats
-            of 16 bits and more.
+        CollectiveError: there are more than 2**15 addends or 2**10 ranks, or the dtype is not a
+            float of 16 bits or more.
     """
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 16:
         form = _DOUBLE if jnp.finfo(dtype).bits == 64 else _WIDE
@@ -260,10 +263,10 @@ def total(
 
     Args:
         leaves: floats of shape (addends of a rank, ...).
-        ranks: of a group.
-        largest: gives maxima of codes over the ranks.
-        add: gives sums of words over the ranks, of shape (words, ...), or a part of them.
-        own: that part of the codes.
+        ranks: number of ranks in a group.
+        largest: returns the maxima of codes over the ranks.
+        add: returns the sums of words over the ranks, of shape (words, ...), or a part of them.
+        own: returns the same part of the codes.
     """
     forms = [form_of(leaf.dtype, leaf.shape[0] * ranks, ranks) for leaf in leaves]
     codes = [form.codes(leaf).max(0) for form, leaf in zip(forms, leaves, strict=True)]

@@ -1,6 +1,6 @@
 """``order="invariant"`` over the ranks of an axis: ``psum``, ``psum_scatter``, ``invariant_sum``.
 
-How the sums come about stands in ``invariant``; here they meet axes, schedules and derivatives.
+``invariant`` computes the sums; this module connects them with axes, schedules and derivatives.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class InvariantCall:
     """Sums of addends over some axes.
 
     Attributes:
-        names: of the axes, all bound; none for addends of one device.
-        groups, schedule, lowering, accum_dtype: as of the public functions.
+        names: names of the axes, all bound; none for addends of one device.
+        groups, schedule, lowering, accum_dtype: as for the public functions.
     """
 
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class InvariantCall:
         wide = [widened(leaf, self.accum_dtype) for leaf in leaves]
         is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in wide]
         floats = [leaf for leaf, yes in zip(wide, is_float, strict=True) if yes]
-        # Sums of integers are exact as they are.
+        # Sums of integers are exact without conversion.
         others = [
             leaf.sum(0, dtype=leaf.dtype)
             for leaf, yes in zip(wide, is_float, strict=True)
@@ -114,7 +114,7 @@ class InvariantCall:
         return narrowed(found, blocks, self.accum_dtype)
 
     def is_left_to_lax(self, x: jax.Array) -> bool:
-        """Never: its sums of floats know how many ranks there are."""
+        """Always False: its sums of floats depend on the number of ranks."""
         del x
         return False
 
@@ -128,12 +128,12 @@ class InvariantCall:
 
     def _scattered(self, blocks: jax.Array) -> jax.Array:
         def own(codes):
-            # Of this rank's block alone; all ranks need those of all blocks for their words.
+            # The codes of this rank's block; words need those of all blocks on all ranks.
             place = place_in_group(self._axes, self.groups)
             return lax.dynamic_slice_in_dim(self._varied([codes])[0], place, 1, 0)
 
         def scattered(words):
-            # The words of a block side by side, for blocks lead.
+            # Blocks lead, so a block's words are put side by side.
             return [move(self._of(_SCATTER)(move(x, 1, 0)), 1, 0) for x in words]
 
         (found,) = invariant.total([blocks[None]], self._ranks, self._largest, scattered, own)
@@ -162,7 +162,7 @@ def check_leaves(leaves, function: str) -> None:
     """Refuse operands that have no invariant sums.
 
     Raises:
-        CollectiveError: complex numbers, floats of 8 bits, symbolic dimensions.
+        CollectiveError: a leaf has complex numbers, floats of 8 bits, or symbolic dimensions.
     """
     for leaf in leaves:
         dtype = counted(array(leaf, function), function).dtype
@@ -185,34 +185,35 @@ def invariant_sum(
     lowering: str = "auto",
     accum_dtype=None,
 ):
-    """The sum over a dimension and over the ranks of an axis, whatever part each rank has.
+    """The sum over a dimension and over the ranks of an axis, independent of the rank of each part.
 
-    The bits of a sum depend on its addends alone: not on how many ranks share them out and in which
-    order, nor on the schedule, the size of the buffer or an element's place in it. So a batch of
-    gradients, one for each example, has one sum on 1 and on 16 ranks::
+    The bits of a sum depend only on its addends: not on the number of ranks that share them or on
+    their order, nor on the schedule, the size of the buffer or an element's place in it. So a batch
+    of gradients, one for each example, has the same sum on 1 and on 16 ranks::
 
         per_example = jax.vmap(jax.grad(loss), (None, 0))(params, batch)  # of this rank's examples
         gradient = jc.invariant_sum(per_example, "data")
 
-    where a local ``jnp.sum`` before a ``psum`` would have rounded already. ``jc.psum(x, axis_name,
+    A local ``jnp.sum`` before a ``psum`` would already have rounded. ``jc.psum(x, axis_name,
     order="invariant")`` is the sum with one addend on each rank. See ``execute.invariant`` for the
     method, the error, and NaN, Inf, subnormal numbers and zeros.
 
     Args:
-        x: a pytree of arrays of floats of 16 bits and more or of integers, of as many elements
-            along ``axis`` as this rank has addends. In all there may be 2**15, on 2**10 ranks; of
-            float16 and bfloat16 sums of up to 2**10 addends and of more may differ in bits.
+        x: a pytree of arrays, either of floats of 16 bits or more or of integers, with this rank's
+            addends along ``axis``. There may be 2**15 addends in all, on 2**10 ranks; for float16
+            and bfloat16 the bits of sums of up to 2**10 addends and of more may differ.
         axis_name: an axis of the mesh, or several; ``()`` for the sum of one device's addends, also
             outside of ``jax.shard_map``.
-        axis: the dimension of addends, of any size but 0.
+        axis: the dimension of addends, of any size except 0.
         axis_index_groups, schedule, lowering: as for ``jc.psum``.
-        accum_dtype: a wider dtype for addends and sums, which is rounded to that of ``x`` at last.
+        accum_dtype: a wider dtype for addends and sums; the result is rounded to the dtype of
+            ``x``.
 
     Returns:
         Arrays without that dimension, the same on all ranks of a group.
 
     Raises:
-        CollectiveError: a dimension of no addends or of too many, or as for ``jc.psum``.
+        CollectiveError: the dimension has no addends or too many, or as for ``jc.psum``.
     """
     leaves, structure = jax.tree.flatten(x)
     names = opened(axis_name, axis_index_groups, schedule, lowering)

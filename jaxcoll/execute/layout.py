@@ -1,16 +1,16 @@
 """The axes a collective runs over, and the layout of its operand as rows.
 
-``Axes`` are the mesh axes, and how ranks are numbered on them. A layout packs an operand into the
-lines that a program's rows consist of, and unpacks the result.
+``Axes`` are the mesh axes, and the numbering of ranks on them. A layout packs an operand into the
+lines that make up a program's rows, and unpacks the result.
 
 A row is a number of lines; a line is the part of an array at one index of its leading dimension.
-Any elements may share a line, since a collective treats all elements of a block the same way. On
+Any elements may share a line, since a collective treats all elements of a block in the same way. On
 devices that hold a whole operand a line is one element, or on TPUs a number of whole tiles.
 
-Where axes of the mesh are in Auto mode, XLA may shard every dimension over them, and does not say
-so while tracing. A dimension of m = q * r elements that can be sharded q ways is then split with a
+If axes of the mesh are in Auto mode, XLA may shard every dimension over them, and this is unknown
+while tracing. A dimension of m = q * r elements that can be sharded q ways is then split with a
 stride: the r neighbours in one q-th go to r different lines. So every line has an equal part of
-every shard, and whichever way the dimension is sharded, no element moves to another shard.
+every shard, and for any sharding of the dimension no element moves to another shard.
 
 ``divide`` and ``merge`` split a dimension into one block per rank, and join the blocks again. They
 keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: the axes of a
@@ -41,15 +41,15 @@ from jaxcoll.schedule import Schedule
 class Axes:
     """Named mesh axes in the order the user gave them.
 
-    Rank r is the device whose ``lax.axis_index(names)`` is r. ``lax.ppermute`` numbers devices in
-    the order of the mesh's axes instead, whatever order it is given, hence ``permute``.
+    Rank r is the device whose ``lax.axis_index(names)`` is r. ``lax.ppermute``, however, numbers
+    devices in the order of the mesh's axes, whatever order it is given; ``permute`` translates.
 
     Attributes:
         names: axis names, the last one fastest.
-        sizes: ranks along each of them.
+        sizes: number of ranks along each axis.
         canonical: the names in the order of the mesh.
-        over: the axes that the collective gathers or sums over; fewer than ``names`` when a
-            schedule serves all groups along an axis at once.
+        over: the axes that the collective gathers or sums over; fewer than ``names`` if a schedule
+            serves all groups along an axis at once.
         auto: sizes of the mesh axes in Auto mode, over which XLA may shard the ranks' arrays.
     """
 
@@ -69,7 +69,7 @@ class Axes:
         return math.prod(self.sizes)
 
     def groups(self) -> frozenset[tuple[int, ...]]:
-        """The groups that differ in ``over`` only, each in the order that ``over`` gives it."""
+        """The groups of ranks that differ only in ``over``, each in the order of ``over``."""
         over = [self.names.index(name) for name in self.over]
         across = [i for i in range(len(self.names)) if i not in over]
         ranks = np.arange(self.num_ranks).reshape(self.sizes).transpose(*across, *over)
@@ -81,13 +81,13 @@ class Axes:
         return lax.axis_index(self.names[0] if len(self.names) == 1 else self.names)
 
     def permute(self, x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        """Send ``x`` along ``pairs``; returns what each rank receives, zeros where nothing."""
+        """Send ``x`` along ``pairs``; each rank returns the array it receives, or zeros if none."""
         number = self._number
         return lax.ppermute(x, self.canonical, [(number[src], number[dst]) for src, dst in pairs])
 
     @functools.cached_property
     def _number(self) -> list[int]:
-        """The number ``ppermute`` gives to each rank."""
+        """The number that ``ppermute`` gives to each rank."""
         order = [self.names.index(name) for name in self.canonical]
         numbers = np.empty(self.num_ranks, np.int64)
         ranks = np.arange(self.num_ranks).reshape(self.sizes).transpose(order)
@@ -103,8 +103,8 @@ class Axes:
 
 Pairs = Sequence[tuple[int, int]]
 
-# Makes XLA put the collectives of a function that is not inlined into one NCCL group, which is one
-# kernel; on its own it runs them one by one (openxla/xla#23790).
+# This attribute makes XLA put the collectives of a function that is not inlined into one NCCL
+# group, which is one kernel; by default XLA runs them one by one (openxla/xla#23790).
 _GROUP = {"_collectives_group": "", "inlineable": "false"}
 
 
@@ -113,9 +113,9 @@ def permute_together(
 ) -> list[jax.Array]:
     """The rows received in each round of one step, as ``axes.permute`` gives them.
 
-    On GPUs two rounds or more become one group, hence one launch, unless the target is
-    "gpu_ungrouped". CPU and TPU know no groups; on TPU permutes that do not depend on each other
-    are in flight together as they are.
+    On GPUs two or more rounds become one group, hence one launch, unless the target is
+    "gpu_ungrouped". CPUs and TPUs have no groups; on TPUs independent permutes are in flight
+    together anyway.
 
     Args:
         sources: the rows that this rank sends in each round.
@@ -134,14 +134,14 @@ def permute_together(
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The ranks, the rows and the target of a program that a lowering runs.
+    """The ranks, rows and target of a program that a lowering runs.
 
     Attributes:
-        axes: where the ranks are.
-        width: lines of an array in a row.
+        axes: the axes of the ranks.
+        width: number of array lines in a row.
         target: "cpu", "gpu", "gpu_ungrouped" or "tpu".
         op: combines two rows where the program adds them.
-        schedule: that the program was made of; ``None`` where that is not known.
+        schedule: the schedule that the program was made from; ``None`` if it is not known.
     """
 
     axes: Axes
@@ -156,12 +156,12 @@ Size = Any  # an int, or a symbolic dimension of jax.export
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How blocks of one shape are cut into rows.
+    """The division of blocks of one shape into rows.
 
     Attributes:
-        shape: of a block.
+        shape: shape of a block.
         kept: for each dimension the part of it that every line has, a divisor of its size.
-        rows: rows of a block.
+        rows: number of rows in a block.
     """
 
     shape: tuple[Size, ...]
@@ -170,19 +170,19 @@ class Layout:
 
     @functools.cached_property
     def cut(self) -> tuple[Size, ...]:
-        """For each dimension the number of lines it is cut into."""
+        """The number of lines into which each dimension is cut."""
         # A symbolic dimension is kept or cut as a whole, and a size of 0 is not divided.
         parts = zip(self.shape, self.kept, strict=True)
         return tuple(1 if is_same(m, q) else m if is_same(q, 1) else m // q for m, q in parts)
 
     @functools.cached_property
     def lines(self) -> Size:
-        """Lines of a block without padding."""
+        """Number of lines in a block, without padding."""
         return math.prod(self.cut)
 
     @functools.cached_property
     def padded(self) -> Size:
-        """Lines of a block, a multiple of ``rows``."""
+        """Number of lines in a block, padded to a multiple of ``rows``."""
         return -(-self.lines // self.rows) * self.rows
 
     @functools.cached_property
@@ -192,7 +192,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Lines of a row, as the lowerings count them."""
+        """Number of lines in a row, as the lowerings count them."""
         return 1 if self.is_symbolic else self.padded // self.rows
 
     @property
@@ -201,13 +201,13 @@ class Layout:
 
     @functools.cached_property
     def _split(self) -> tuple[list[Size], list[int]]:
-        """A block's dimensions, each as the parts kept and cut, and the order that puts cuts first.
+        """The sizes of a block's dimensions, each kept and cut, and the order with cuts first.
 
-        Parts of one element are left out, so that a block cut along its leading dimensions is not
-        transposed.
+        Parts of one element are left out, so a block that is cut along its leading dimensions is
+        not transposed.
         """
-        # A dimension of q * r elements, q kept, is (q, r) with q slower: element i goes to line
-        # i % r, so that the r neighbours in one q-th lie in r lines.
+        # A dimension of q * r elements, q kept, becomes (q, r), with q the slower: element i goes
+        # to line i % r, so the r neighbours in one q-th go to r different lines.
         sizes, cuts, keeps = [], [], []
         for q, r in zip(self.kept, self.cut, strict=True):
             for part, places in ((q, keeps), (r, cuts)):
@@ -217,16 +217,18 @@ class Layout:
         return sizes, cuts + keeps
 
     def pack(self, x: jax.Array, blocks: int) -> jax.Array:
-        """Lines of blocks that stand one after the other.
+        """Lines of blocks that follow one another.
 
         Args:
-            x: of ``blocks * size`` elements, whose leading dimension runs over the blocks first.
+            x: an array of ``blocks * size`` elements, whose leading dimension runs over the blocks
+                first.
 
         Returns:
-            Shape (blocks * padded lines, ...); (blocks * rows, ...) if the number is symbolic, a
-            row being one line then.
+            Shape (blocks * padded lines, ...); (blocks * rows, ...) if the number is symbolic,
+            where a row is one line.
         """
-        # Every dimension split, the cuts moved to the front and joined: (blocks, lines, *kept).
+        # Every dimension is split, and the cuts are moved to the front and joined: (blocks, lines,
+        # *kept).
         sizes, order = self._split
         x = lax.reshape(x, (blocks, *sizes))
         x = lax.transpose(x, (0, *(1 + i for i in order)))
@@ -243,7 +245,7 @@ class Layout:
         return lax.reshape(x, (blocks * self.padded, *self._inner))
 
     def unpack(self, lines: jax.Array, blocks: int, shape: tuple[Size, ...]) -> jax.Array:
-        """The array of some shape whose blocks ``pack`` would lay out so."""
+        """The array of some shape whose blocks ``pack`` would turn into these lines."""
         sizes, order = self._split
         x = lax.reshape(lines, (blocks, self.padded, *self._inner))
         if not is_same(self.padded, self.lines):
@@ -262,18 +264,19 @@ def flat(shape: Sequence[Size], rows: int) -> Layout:
 
 
 def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
-    """Lines of whole tiles: the leading dimensions cut until they make whole rows.
+    """Lines of whole tiles: the leading dimensions are cut until they make whole rows.
 
-    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. Flattening an array
-    copies it there, and arrays that are sent in whole tiles need not be flattened.
+    TPUs store arrays as tiles of 8 x 128 elements over the last two dimensions. Flattening an array
+    copies it there, but arrays that are sent in whole tiles need no flattening.
 
     Returns:
-        ``None`` where tiles would be cut, or the array is flat.
+        The layout; ``None`` if tiles would be cut, or the array is flat.
     """
     if any(not isinstance(size, int) for size in shape):
         return None
-    # Leading dimensions are cut whole, so a line is a slice of the last ones: a tile is whole where
-    # 8 and 128 divide them. With one dimension left, the second of a tile are the lines of a row.
+    # Leading dimensions are cut completely, so a line is a slice of the last ones; its tiles are
+    # whole if 8 and 128 divide these. If one dimension is left, the tile's second one is made of
+    # the lines of a row.
     merged = 1
     for d, size in enumerate(shape[:-1]):
         merged *= size
@@ -288,9 +291,9 @@ def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
 def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Layout:
     """Lines with an equal part of every shard, whichever of the mesh axes ``ways`` shard the block.
 
-    Cuts the first dimension that makes whole rows by itself, or else as many as it takes.
+    It cuts the first dimension that makes whole rows by itself, or else as many as needed.
     """
-    # A dimension of symbolic size is kept whole: nobody knows yet how it could be cut.
+    # A dimension of symbolic size is kept whole, since it is not known how it could be cut.
     kept = [_shards(size, ways) if isinstance(size, int) else size for size in shape]
     whole = list(shape)
     for d, (size, q) in enumerate(zip(shape, kept, strict=True)):
@@ -307,7 +310,7 @@ def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Lay
 
 
 def _shards(size: int, ways: Sequence[int]) -> int:
-    """The least number of parts that every even sharding over some of the axes is made of."""
+    """The least number of parts that make up every even sharding over some of the axes."""
     # On axes of 2 and 4, a dimension of 12 may be cut 2 or 4 ways, not 8: 4 parts serve both.
     counts = {
         math.prod(some) for n in range(len(ways) + 1) for some in itertools.combinations(ways, n)
@@ -319,12 +322,12 @@ def _shards(size: int, ways: Sequence[int]) -> int:
 
 
 def is_same(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal whatever symbolic dimensions turn out to be."""
+    """Whether two sizes are equal for all values of symbolic dimensions."""
     return bool(a == b)
 
 
 def at_least(size: Size, bound: int) -> bool:
-    """Whether a size is at least a bound; False where that depends on a symbolic dimension."""
+    """Whether a size is at least a bound; False if that depends on a symbolic dimension."""
     try:
         return bool(size >= bound)
     except jax_internals.InconclusiveSize:
@@ -334,9 +337,9 @@ def at_least(size: Size, bound: int) -> bool:
 def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
     """Shape (..., parts * s, ...) as (parts, ..., s, ...).
 
-    Axes in Auto mode that shard the dimension are gathered here, once. XLA would gather as many of
-    its shards as make a block, and the rest when a result that is sharded over a part of an axis
-    leaves the program.
+    Axes in Auto mode that shard the dimension are gathered here, once. Otherwise XLA would gather
+    as many shards as make a block, and the rest when a result that is sharded over a part of an
+    axis leaves the program.
     """
     if jax_internals.auto_sizes() and not jax_internals.explicit_axes():
         free: list = [PartitionSpec.UNCONSTRAINED] * x.ndim
@@ -348,7 +351,7 @@ def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
     if spec is not None:
         # The parts are not sharded; each keeps the axes that sharded the whole dimension.
         if size % jax_internals.ways(spec[dimension]) and not jax_internals.RESHARD_ABORTS:
-            # The shards of a block would not be equal.
+            # Otherwise the shards of a block would be unequal.
             spec[dimension] = None
             x = jax.reshard(x, PartitionSpec(*spec))
         spec.insert(dimension, None)
@@ -367,7 +370,7 @@ def merge(blocks: jax.Array, dimension: int) -> jax.Array:
 
 
 def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """``x`` sharded over Explicit axes as another array of its shape, which ``divide`` may end."""
+    """``x`` with the Explicit sharding of an array of its shape, which ``divide`` may remove."""
     spec, explicit = jax_internals.explicit_sharding(like)
     if explicit == jax_internals.explicit_sharding(x)[1] or jax_internals.RESHARD_ABORTS:
         return x
@@ -375,7 +378,7 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def move(x: jax.Array, source: int, destination: int) -> jax.Array:
-    """``x`` with a dimension in another place; unlike ``jnp.moveaxis`` no function of its own.
+    """``x`` with a dimension in another place; unlike ``jnp.moveaxis`` without a jitted function.
 
     The tangents of a jitted function take on the weak types of its operands.
     """
@@ -385,7 +388,7 @@ def move(x: jax.Array, source: int, destination: int) -> jax.Array:
 
 
 def _spec(x: jax.Array) -> list | None:
-    """The Explicit axes that shard each dimension; ``None`` if none do."""
+    """The Explicit axes that shard each dimension; ``None`` if there are none."""
     spec, explicit = jax_internals.explicit_sharding(x)
     return [*spec, *(None,) * (x.ndim - len(spec))] if explicit else None
 

@@ -1,30 +1,30 @@
 """One JAX primitive per collective, with its transpose, batching and typing rules.
 
-All work on the leading dimension, which holds one block per rank of a group; the other dimensions
-may be anything. Their parameters:
+All of them work on the leading dimension, which holds one block per rank of a group; the other
+dimensions are arbitrary. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
-- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``; or
-  ``Native``, for the collective of ``jax.lax``, so that transposes, batching and types are the same
-  whichever runs, also where ``jax.lax`` has no rule of its own: groups under ``check_vma`` or
-  ``vmap``, several axes under ``vmap``; or ``Unequal``, for an all_to_all of unequal blocks, of
-  which a row each lies along the leading dimension.
+- ``schedule``: a verified schedule of the collective, with ranks numbered as those of ``axes``; or
+  ``Native``, for the collective of ``jax.lax``, so that transposes, batching and types do not
+  depend on which one runs, even where ``jax.lax`` has no rule of its own (groups under
+  ``check_vma`` or ``vmap``, several axes under ``vmap``); or ``Unequal``, for an all_to_all of
+  unequal blocks, whose rows lie along the leading dimension.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
-- ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
+- ``op``: how all_reduce combines the ranks: "sum", "max" or "min", or "fixed_sum" for a sum in a
   fixed order (``fixed_order``), which reduce_scatter has, too; "sum" for the others.
 - ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 
-All processes must run the same schedules, or they wait for each other for ever. So before a program
-first runs, the processes whose devices it runs on compare the schedules in it through the service
-that ``jax.distributed.initialize`` connects them to. Tracing, lowering and compiling, which one
-process may do alone, wait for nobody.
+All processes must run the same schedules, or they wait for each other forever. So before a program
+first runs, the processes whose devices it runs on compare its schedules through the service that
+``jax.distributed.initialize`` connects them to. Tracing, lowering and compiling, which one process
+may do alone, wait for no other process.
 
 The first of these processes leads: it reads what each of them is about to run, and publishes a
-verdict, so that all go on or all raise. Comparisons on the same devices are numbered. Processes
-that share devices run the same programs in the same order, so these numbers are the same.
+verdict, so that either all continue or all raise. Comparisons on the same devices are numbered.
+Processes that share devices run the same programs in the same order, so these numbers agree.
 
-What this does not see: programs that have run before, of which some processes call one and others
+Two cases are not detected: programs that have run before, if some processes call one and others
 another; and programs that ``jax.export`` brings from elsewhere.
 """
 
@@ -68,11 +68,11 @@ class Native:
     """A collective run by ``jax.lax``.
 
     Attributes:
-        transposed: a schedule of the dual collective that runs its transpose, where ``jax.lax`` is
-            not the fastest of that; ``jax.lax`` too when ``None``.
+        transposed: a schedule of the dual collective that runs the transpose, if ``jax.lax`` is not
+            its fastest way; ``None`` if ``jax.lax`` runs the transpose, too.
 
     Raises:
-        CollectiveError: one with a root, of which ``jax.lax`` has none with these types.
+        CollectiveError: the collective has a root; ``jax.lax`` has none of these with such types.
     """
 
     collective: Collective
@@ -85,7 +85,7 @@ class Native:
             )
 
     def reverse(self) -> Schedule | Native:
-        """What runs the dual collective, as ``Schedule.reverse``."""
+        """The schedule or ``jax.lax`` for the dual collective, as ``Schedule.reverse``."""
         return Native(self.collective.dual()) if self.transposed is None else self.transposed
 
     @property
@@ -94,15 +94,15 @@ class Native:
         return PermuteProgram(self.collective, 0, (self.collective.num_ranks,), ())
 
 
-# What runs a collective.
+# Everything that can run a collective.
 Runs = Schedule | Native | Unequal
 
 _SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
-    """The collective on an operand as ``bind`` has it, its blocks leading."""
-    # Traced where types are no longer checked: jax.lax refuses groups where they are.
+    """Run the collective on an operand in the form of ``bind``, with its blocks leading."""
+    # Traced where types are no longer checked, because jax.lax refuses groups where they are.
     names = axes.names
     is_whole = len(collective.groups) == 1 and collective.groups[0] == tuple(range(axes.num_ranks))
     groups = None if is_whole else collective.groups
@@ -117,7 +117,7 @@ def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> ja
                 def scattered(x):
                     return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
 
-                if jax_internals.explicit_axes():  # beside them that of JAX 0.12 fails to lower
+                if jax_internals.explicit_axes():  # with these, that of JAX 0.12 fails to lower
                     return jax_internals.as_auto_axes(scattered, PartitionSpec())(x)
                 return scattered(x)
             case _:
@@ -125,12 +125,12 @@ def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> ja
 
 
 TIMEOUT_SECONDS = 300
-# How much longer than the leader the others wait: for its verdict on a process that did not come.
+# Extra seconds that the others wait for the leader's verdict if some process did not come.
 MARGIN_SECONDS = 10
 
 _AGREED = "agreed"
 
-# How many programs each set of devices has been asked to run, by their ids.
+# The number of programs that each set of devices, by ids, has been asked to run.
 _counts: collections.Counter[tuple[int, ...]] = collections.Counter()
 # Two threads that run programs on the same devices compare one after the other.
 _lock = threading.Lock()
@@ -138,7 +138,7 @@ _lock = threading.Lock()
 
 @dataclasses.dataclass
 class Call:
-    """A collective in a lowered program, which the program carries to where it runs."""
+    """A collective in a lowered program, as the program carries it to where it runs."""
 
     text: str
     lowering: str
@@ -146,11 +146,11 @@ class Call:
 
 
 def call_of(x: str, axes: Axes, schedule: Runs, lowering: str, how: str) -> Call | None:
-    """A collective as its program carries it; ``None`` if there is one process only.
+    """A collective in the form that its program carries; ``None`` if there is only one process.
 
     Args:
         x: the operand's type.
-        how: all else that processes must have in common.
+        how: everything else that processes must have in common.
     """
     if jax.process_count() == 1:
         return None
@@ -168,7 +168,7 @@ def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
     """Make sure that all processes with some of the devices are about to run the same schedules.
 
     Raises:
-        ScheduleError: on all of them, if some differ, or one does not say within
+        ScheduleError: on all of them, if some differ, or one does not answer within
             ``TIMEOUT_SECONDS``.
     """
     members = sorted({device.process_index for device in devices})
@@ -179,7 +179,7 @@ def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
     with _lock:
         key = f"jaxcoll/{hashlib.sha256(repr(ids).encode()).hexdigest()[:32]}/{_counts[ids]}"
         verdict = _verdict(key, members, mine)
-        # Whoever leaves without a verdict takes part again under the same number.
+        # A process that leaves without a verdict takes part again under the same number.
         _counts[ids] += verdict is not None
     if verdict is None:
         raise ScheduleError(_absent(members[0], jax.process_index(), mine))
@@ -192,7 +192,7 @@ def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
 
 
 def _verdict(key: str, members: Sequence[int], mine: str) -> str | None:
-    """The verdict of the leader, ``_AGREED`` or an error; ``None`` if the leader did not come."""
+    """The leader's verdict, ``_AGREED`` or an error; ``None`` if the leader did not come."""
     me = jax.process_index()
     if me == members[0]:
         verdict = _compared(key, members, mine)
@@ -201,7 +201,7 @@ def _verdict(key: str, members: Sequence[int], mine: str) -> str | None:
     jax_internals.publish(f"{key}/{me}", mine)
     verdict = jax_internals.fetch(f"{key}/verdict", TIMEOUT_SECONDS + MARGIN_SECONDS)
     if verdict is None:
-        # A leader that comes later must not take this process for one that is still there.
+        # A leader that comes later must not take this process for one that is still waiting.
         jax_internals.discard(f"{key}/{me}")
     return verdict
 
@@ -239,7 +239,7 @@ MOST_STRAIGHT_PERMUTES = 128
 
 
 def _run_pallas(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    # Loaded where it runs: it costs 0.3 s, and see the contexts of jax_internals.
+    # Loaded only here: it costs 0.3 s, and see the contexts of jax_internals.
     from jaxcoll.execute.lowerings import pallas
 
     return pallas.run(program, x, setting)
@@ -250,10 +250,10 @@ OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.
 
 
 def check_lowering(lowering: object) -> None:
-    """Refuse other names than those of lowerings.
+    """Refuse unknown names of lowerings.
 
     Raises:
-        CollectiveError: another name than "auto" and those of ``LOWERINGS``.
+        CollectiveError: the name is neither "auto" nor one of ``LOWERINGS``.
     """
     if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
         known = ", ".join(LOWERINGS)
@@ -274,12 +274,12 @@ def bind(
 
     Args:
         x: shape (s, ...) for all_gather and gather; (g * s, ...) for reduce_scatter, scatter and
-            all_to_all, g being the size of a group; (input rows, ...) for one of unequal blocks;
-            any shape for the others.
+            all_to_all, where g is the size of a group; (input rows, ...) for an all_to_all of
+            unequal blocks; any shape for the others.
 
     Returns:
         Shape (g * s, ...), (s, ...), (g * s, ...), (output rows, ...) and that of ``x``,
-        respectively. For reduce and gather zeros on ranks other than the root.
+        respectively. For reduce and gather, ranks other than the root get zeros.
     """
     check_lowering(lowering)
     if not isinstance(schedule, Native):
@@ -301,7 +301,7 @@ def _program(schedule: Runs) -> PermuteProgram:
 
 
 def _check_indices(x: jax.Array, program: PermuteProgram) -> None:
-    """Refuse operands whose buffer 32-bit offsets cannot address."""
+    """Refuse operands whose buffer is too large for 32-bit offsets."""
     elements = program.num_rows * -(-x.size // max(1, program.inputs))
     if layout.at_least(elements, np.iinfo(np.int32).max + 1):
         raise CollectiveError(
@@ -326,7 +326,7 @@ def _shape(shape, *, schedule, **_):
 
 
 def _weak(weak, *, schedule, invarying, **_):
-    # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
+    # As in jax.lax: all_to_all drops weak types, psum only where vma is unchecked.
     kind = schedule.collective.traits
     if kind.sums_for_all:
         return weak and (invarying or jax_internals.checks_vma())
@@ -343,8 +343,8 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
         program = _program(schedule)
         own = lookup(program.group_index, axes.rank())
         return read(varied, own, 1, varied.shape[0] // program.group_size)
-    # A sum on all ranks is its own transpose; the others are those of their duals, whose schedules
-    # are these run backwards (an all_gather's transpose is a reduce_scatter).
+    # A sum on all ranks is its own transpose; the transposes of the others are their duals, whose
+    # schedules are these run backwards (an all_gather's transpose is a reduce_scatter).
     if kind.sums_for_all:
         return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
     dual = reversed_schedule(schedule)
@@ -352,7 +352,7 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
 
 
 def _batch(x, dimension, *, schedule, **params):
-    # Only the leading dimension counts: batch elements are sent together, as one longer chunk.
+    # Only the leading dimension matters: batch elements are sent together, as one longer chunk.
     if dimension == 0 and not _program(schedule).is_whole:
         x, dimension = jnp.moveaxis(x, 0, 1), 1
     return bind(x, schedule=schedule, **params), dimension
@@ -380,12 +380,12 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     if op == "fixed_sum":
         x = fixed_order.rounded_on_rank(x, axes.rank(), target)
     if axes.auto and into > 1:
-        # Which block is read depends on the rank: XLA would gather a sharded one in every step.
+        # The block to read depends on the rank, so XLA would gather a sharded one in every step.
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
         x = lax.with_sharding_constraint(x, PartitionSpec(None, *free))
     chosen = _chosen(program, lowering, target)
     if chosen == "pallas" and (axes.auto or program.pairs is not None):
-        # A kernel is not sharded over Auto axes, and moves blocks of one size.
+        # A kernel is not sharded over Auto axes, and moves only blocks of one size.
         chosen = _chosen(program, "auto", target)
     block = (x.shape[0] // into, *x.shape[1:]) if x.ndim else ()
     laid = layout.flat(block, program.block_rows)
@@ -395,7 +395,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
         laid = layout.in_tiles(block, program.block_rows) or laid
     lines = laid.pack(x, into)
     form = target if grouped or target != "gpu" else "gpu_ungrouped"
-    # A kernel adds what lies in memory: nothing merges its additions.
+    # A kernel adds numbers in memory, so nothing merges its additions.
     is_kernel = op == "fixed_sum" and chosen == "pallas"
     combine = lax.add if is_kernel else OPS[op]
     said = schedule if isinstance(schedule, Schedule) else None
@@ -405,19 +405,19 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
 
 
 def _run_on_rocm(x, *, lowering, **params):
-    # XLA hands out its communicators on NVIDIA's GPUs alone.
+    # XLA gives access to its communicators only on NVIDIA's GPUs.
     return run(x, lowering="auto" if lowering == "links" else lowering, target="gpu", **params)
 
 
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
-    """The lowering of a program: straight-line code while that compiles in a few seconds."""
+    """The lowering of a program: straight-line code if it compiles in a few seconds."""
     # "pallas" is a kernel for TPUs, "links" a call on CPUs and GPUs; elsewhere they mean "auto".
     of_some = {"pallas": ("tpu",), "links": ("cpu", "gpu")}
     if lowering in LOWERINGS and target in of_some.get(lowering, (target,)):
         return lowering
     size = program.num_permutes
     if target == "tpu" and program.pairs is None:
-        # There every run of rows is a kernel, and compile time grows with their number.
+        # On TPUs and GPUs every run of rows is a kernel, and compile time grows with their number.
         size = sum(r.size for rounds in program.steps for r in rounds)
     if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
@@ -462,7 +462,7 @@ def _declare(kind: str, op: str):
 
 
 def _operations(kind: Kind) -> tuple[str, ...]:
-    """How ranks add, or would: sums of any kind, extremes where all get them, sums in one order."""
+    """The operations of a kind; those without additions have "sum", too."""
     if not (kind.adds and kind.is_sharded):
         return ("sum",)
     return ("sum", "max", "min", "fixed_sum") if kind.sums_for_all else ("sum", "fixed_sum")

@@ -1,15 +1,15 @@
-"""``ragged_all_to_all``: slices of unequal sizes, which are known only when the program runs.
+"""``ragged_all_to_all``: slices of unequal sizes that are known only when the program runs.
 
 Programs are compiled for arrays of known shapes. So every pair of ranks has a bound on the rows
-that one sends the other (``largest``), and these blocks are what is exchanged (``blocks``): slices
-are gathered from the operand into blocks, the blocks go by a schedule, and the rows that slices
-have in them are written to the output. Of other rows nothing is read. Senders say where in the
-output of a receiver their slices belong, as ``jax.lax`` has it, and how long they are, in an
-all_to_all of a few integers beforehand.
+that one sends to the other (``largest``), and blocks of that size are exchanged (``blocks``):
+slices are gathered from the operand into blocks, the blocks are sent by a schedule, and the rows
+that belong to slices are written to the output. Other rows are never read. As in ``jax.lax``,
+senders choose where in a receiver's output their slices go; they send these places and the lengths
+beforehand, in an all_to_all of a few integers.
 
-All of it is linear in operand and output, and made of operations that JAX differentiates: the
-transpose gathers from the cotangent of the result, runs the schedule backwards, and adds up what
-slices of the operand have in common.
+The function is linear in operand and output, and made of operations that JAX differentiates: the
+transpose gathers from the cotangent of the result, runs the schedule backwards, and adds up the
+rows of the operand that several slices share.
 """
 
 from __future__ import annotations
@@ -57,46 +57,50 @@ def ragged_all_to_all(
     lowering: str = "auto",
     check: bool = True,
 ):
-    """Slices of unequal sizes to every rank of an axis. See ``jax.lax.ragged_all_to_all``.
+    """Send slices of unequal sizes to every rank of an axis. See ``jax.lax.ragged_all_to_all``.
 
     Slice i of a rank, ``operand[input_offsets[i]:input_offsets[i] + send_sizes[i]]``, goes to rank
-    i // s of its group, s being the slices per rank, and is written to the rows from
+    i // s of its group, where s is the number of slices per rank. It is written to the rows from
     ``output_offsets[i]`` on of ``output`` there. ``recv_sizes`` are the sizes that arrive, by
-    source. Rows that nobody writes keep their values; of slices that write the same row the last
-    counts, by source.
+    source. Rows that no slice is written to keep their values; if several slices write the same
+    row, that of the last source counts.
 
-    Differentiable in ``operand`` and ``output``, forwards and backwards. Where ``jax.lax`` has the
-    collective, on GPUs and TPUs, calls that leave ``largest``, ``schedule`` and ``lowering`` open
-    are handed to it, with its derivatives; XLA for CPU has none.
+    The function is differentiable in ``operand`` and ``output``, forwards and backwards. If
+    ``jax.lax`` has the collective, on GPUs and TPUs, calls that leave ``largest``, ``schedule`` and
+    ``lowering`` open are handed to it; XLA for CPU does not have it. Their derivatives are ours,
+    since those of ``jax.lax`` are wrong for empty slices and refuse groups. Slices of a rank that
+    share rows of the operand, and together have more than it, then need ``largest``: without it
+    their cotangents are NaN.
 
     Args:
         operand: an array of shape (N, ...).
         output: an array of shape (M, ...) and the dtype of ``operand``.
         input_offsets, send_sizes, output_offsets, recv_sizes: integers of shape (K,), K a multiple
             of the size of a group. They may differ from rank to rank and from step to step.
-        largest: the most rows that a rank sends another, all slices together: a number for all
+        largest: the most rows that a rank sends to another, all slices together: a number for all
             pairs, or integers of shape (size, size), from source (row) to destination, by place in
-            the group, the same on all ranks and known while tracing. Pairs of 0 exchange nothing,
-            and as many rows as stand here are sent whatever the sizes are. When omitted what
-            operand and output can hold, which is right for any sizes and dear: every pair then
-            sends as much as one rank could. As many as fit is always enough, so larger numbers
-            count as that.
-        schedule: of all_to_all, also of unequal shares (``Collective(shares=)``), whatever these
-            are: rows of ``largest`` are sent, along its paths.
+            the group, the same on all ranks and known while tracing. Pairs with 0 exchange nothing,
+            and the given number of rows is sent for any sizes. If omitted, it is the number of rows
+            that operand and output can hold. That is right for any sizes but expensive, because
+            every pair then sends as much as one rank could. Larger numbers than that are reduced to
+            it.
+        schedule: a schedule of all_to_all, also of unequal shares (``Collective(shares=)``), which
+            need not match: rows of ``largest`` are sent, along its paths.
         check: whether sizes and offsets are checked when the program runs. A fault then ends the
-            program with one error on all ranks, before anything is exchanged. That costs an
-            all_gather of five integers and, on GPUs, that the host waits for it; and
-            programs to be exported (``jax.export``) cannot have it. Without it negative sizes
-            count as 0, slices end where ``largest`` and the arrays do, and of a pair that names
+            program with one error on all ranks, before anything is exchanged. The check costs an
+            all_gather of five integers and, on GPUs, the host's wait for it, and programs to be
+            exported (``jax.export``) cannot have it. Without it negative sizes count as 0, slices
+            end where ``largest`` and the arrays do, and if the two ranks of a pair give different
+            sizes, the smaller one counts.
             two sizes the lesser counts.
 
     Returns:
         ``output`` with the slices of all ranks written to it.
 
     Raises:
-        CollectiveError: arguments of other shapes or dtypes, symbolic shapes, a ``largest`` that
-            is negative or of another shape; and when the program runs, as part of JAX's error,
-            sizes or offsets that are wrong (``check``).
+        CollectiveError: arguments have wrong shapes or dtypes or symbolic shapes, or ``largest`` is
+            negative or has a wrong shape; and when the program runs, as part of JAX's error, sizes
+            or offsets are wrong (``check``).
     """
     checks.flag(check, "check", CollectiveError)
     if check and not jax_internals.is_fully_manual():
@@ -118,16 +122,11 @@ def ragged_all_to_all(
     if check or not is_by_lax:
         theirs = clipped.told(axis_name, axis_index_groups)
     if check:
-        # What is exchanged depends on it, so that no rank waits for one that has ended.
+        # The exchange depends on the result, so that no rank waits for one that has ended.
         fine = agreed(slices.faults(theirs[1], sizes[0], *arrays), axes)
         slices, clipped = slices.after(fine), clipped.after(fine)
     if is_by_lax:
-        return lax.ragged_all_to_all(
-            *arrays,
-            *slices.columns,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-        )
+        return _by_lax(slices, names, axis_index_groups, *arrays)
     return _exchanged(clipped, theirs, exchange, *arrays)
 
 
@@ -135,7 +134,7 @@ def ragged_all_to_all(
 
 
 def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Operand and output as arrays that vary over the axes of the mesh, once they fit."""
+    """Operand and output as arrays that vary over the axes of the mesh, checked to fit."""
     operand, output = _array(operand, "operand"), _array(output, "output")
     if is_symbolic((operand, output)):
         raise CollectiveError(
@@ -153,7 +152,7 @@ def _arrays(operand, output, axes: Axes) -> tuple[jax.Array, jax.Array]:
 
 
 def _array(given, name: str) -> jax.Array:
-    """An argument as an array; lists, numbers and texts are none."""
+    """An argument as an array; lists, numbers and texts are refused."""
     is_array = isinstance(given, (jax.Array, jax_internals.Tracer))
     if isinstance(given, np.ndarray):
         is_array = any(jnp.issubdtype(given.dtype, kind) for kind in (np.number, np.bool_))
@@ -165,13 +164,13 @@ def _array(given, name: str) -> jax.Array:
 
 
 def _varied(x: jax.Array, axes: Axes) -> jax.Array:
-    """An array typed as varying over those axes that are of the mesh."""
+    """An array typed as varying over the axes that belong to the mesh."""
     return primitives.vary(x, axes.canonical)
 
 
 def _largest(given, size: int, per_rank: int, operand, output) -> np.ndarray:
     """The rows of every pair, int64 of shape (size, size)."""
-    # Slices may have rows of the operand in common, but not rows of the output.
+    # Slices may share rows of the operand, but not rows of the output.
     fits = min(operand.shape[0] * per_rank, output.shape[0])
     if given is None:
         return np.full((size, size), fits, np.int64)
@@ -212,10 +211,11 @@ class Slices:
 
     @classmethod
     def of(cls, given, size: int, axes: Axes) -> Slices:
-        """The slices that a call names, once they are integers of equal number.
+        """The slices that a call names, after checking that they are integers of equal number.
 
         Raises:
-            CollectiveError: they are not, or not as many for each of ``size`` ranks.
+            CollectiveError: they are not integers, or not the same number for each of ``size``
+                ranks.
         """
         found = [_array(each, name) for each, name in zip(given, _OFFSETS_AND_SIZES, strict=True)]
         shapes = {each.shape for each in found}
@@ -239,12 +239,12 @@ class Slices:
 
     @property
     def peer(self) -> np.ndarray:
-        """The place in the group that each goes to, and comes from; int32 of shape (slices,)."""
+        """The place in the group of each slice's target and source; int32 of shape (slices,)."""
         per_rank = self.send_sizes.shape[0] // self.size
         return np.repeat(np.arange(self.size, dtype=np.int32), per_rank)
 
     def clipped(self, most: jax.Array, operand: jax.Array, output: jax.Array) -> Slices:
-        """The slices with offsets and sizes that the arrays and the bound of each pair hold.
+        """The slices, with offsets and sizes cut to the arrays and to the bound of each pair.
 
         Args:
             most: rows for each rank of the group, int32 of shape (size,).
@@ -258,21 +258,21 @@ class Slices:
         return Slices(self.size, start, sizes, target, jnp.maximum(self.recv_sizes, 0))
 
     def told(self, axis_name: AxisName, groups: Groups) -> tuple[jax.Array, jax.Array]:
-        """Where the slices that this rank gets belong in its output, and how long they are."""
+        """The places of the slices that this rank gets in its output, and their lengths."""
         both = jnp.stack([self.output_offsets, self.send_sizes])
         both = functions.all_to_all(both, axis_name, 1, 1, axis_index_groups=groups, tiled=True)
         return both[0], both[1]
 
     def after(self, fine: jax.Array) -> Slices:
-        """The same slices, which depend on a number that is 0."""
+        """The same slices, made to depend on a number that is 0."""
         offsets = self.input_offsets + fine
         return dataclasses.replace(self, input_offsets=offsets)
 
     def faults(self, told, most: jax.Array, operand: jax.Array, output: jax.Array) -> list[Fault]:
-        """What may be wrong with the slices.
+        """Faults that the slices may have.
 
         Args:
-            told: sizes that arrive, as their senders say.
+            told: sizes that arrive, as their senders state them.
             most: as for ``clipped``.
         """
         sizes = self.send_sizes
@@ -310,12 +310,83 @@ class Slices:
 
 
 def _as_int32(x: jax.Array) -> jax.Array:
-    """Integers as int32. Of values that it lacks the nearest: no array has so many rows."""
+    """Integers as int32, cut to its range; no array has more rows than that."""
     limits = np.iinfo(np.int32)
     if x.dtype.itemsize > 2 and x.dtype != np.int32:
         least = limits.min if jnp.issubdtype(x.dtype, jnp.signedinteger) else 0
         x = jnp.clip(x, x.dtype.type(least), x.dtype.type(limits.max))
     return x.astype(np.int32)
+
+
+# ---------------------------------------------------------------------- as jax.lax runs it
+
+
+def _by_lax(
+    slices: Slices, axis_name: tuple[str, ...], groups: Groups, operand, output
+) -> jax.Array:
+    """The collective of ``jax.lax``, with derivatives of our own.
+
+    Transposes of ``jax.lax`` (0.10 to 0.12) refuse groups; keep cotangents of rows that were
+    overwritten where an empty slice begins at the same row as another, as offsets by cumulative
+    sums do; and of slices that share rows of the operand return the cotangent of one.
+    """
+    params = {"axis_name": axis_name, "axis_index_groups": groups}
+
+    @jax.custom_jvp
+    def moved(columns, arrays):
+        return lax.ragged_all_to_all(*arrays, *columns, **params)
+
+    @moved.defjvp
+    def derivative(primals, tangents):
+        (columns, arrays), (_, (of_operand, of_output)) = primals, tangents
+        rows = output.shape[0]
+        there = _into_zeros.bind(of_operand, *columns, rows=rows, sent=len(operand), **params)
+        offset, size = Slices(slices.size, *columns).told(axis_name, groups)
+        is_written, _, _ = _holders(rows, offset, size)
+        kept = _where(~is_written, of_output, jnp.zeros((), of_output.dtype))
+        return moved(columns, arrays), there + kept
+
+    return moved(slices.columns, (operand, output))
+
+
+def _moved_into_zeros(x: jax.Array, *columns, rows: int, sent: int, **params) -> jax.Array:
+    """What arrives of ``sent`` rows of a rank, with zeros for all else."""
+    del sent
+    output = jnp.zeros((rows, *x.shape[1:]), x.dtype)
+    output = primitives.vary(output, axes_of(params["axis_name"]).canonical)
+    return lax.ragged_all_to_all(x, output, *columns, **params)
+
+
+def _moved_back(
+    cotangent: jax.Array, *columns, rows: int, sent: int, axis_name, axis_index_groups
+) -> jax.Array:
+    """The cotangent of the rows that were sent.
+
+    It comes back packed, one slice behind the other, into as many rows as were sent, and is added
+    to those that it is of. Slices that share so many rows that they do not fit there are none that
+    this can tell apart: all of the cotangent is then NaN.
+    """
+    slices = Slices(group_size(axes_of(axis_name), axis_index_groups), *columns)
+    sizes = jnp.maximum(slices.send_sizes, 0)
+    ends = jnp.cumsum(sizes)
+    starts = (ends - sizes).astype(np.int32)
+    at = functions.all_to_all(
+        starts, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True
+    )
+    offset, size = slices.told(axis_name, axis_index_groups)
+    packed = _moved_into_zeros(
+        cotangent, offset, size, at, sizes,
+        rows=sent, sent=rows, axis_name=axis_name, axis_index_groups=axis_index_groups,
+    )  # fmt: skip
+    is_there, which, nth = _holders(sent, starts, sizes)
+    row = jnp.where(is_there, slices.input_offsets[which] + nth, sent)
+    added = jnp.zeros_like(packed).at[row].add(packed, mode="drop")
+    return jnp.where(ends[-1] <= sent, added, jnp.asarray(jnp.nan, added.dtype))
+
+
+_into_zeros = jax_internals.define_linear(
+    "ragged_all_to_all_into_zeros", _moved_into_zeros, _moved_back, "rows"
+)
 
 
 # ---------------------------------------------------------------------- to blocks and back
@@ -324,7 +395,7 @@ def _as_int32(x: jax.Array) -> jax.Array:
 def _exchanged(
     slices: Slices, theirs: tuple[jax.Array, jax.Array], exchange: Exchange, operand, output
 ) -> jax.Array:
-    """The output with the slices of all ranks."""
+    """The output with the slices of all ranks written to it."""
     blocks, own = exchange.blocks(operand), exchange.place()
     is_own = jnp.asarray(slices.peer) == own
     got = None
@@ -346,18 +417,18 @@ def _exchanged(
 
 
 def _gathered(slices: Slices, blocks: Blocks, operand: jax.Array) -> jax.Array:
-    """The rows that a rank sends, block by block; zeros where a block is longer than its slices."""
+    """The rows that a rank sends, block by block; zeros if a block is longer than its slices."""
     first = blocks.sent_first()[slices.peer] + _before(slices.send_sizes, slices.size)
     is_sent, which, nth = _holders(blocks.sent, first, slices.send_sizes)
-    # What is behind a slice is never read. Backwards, though, nothing defined may arrive there.
+    # Rows after a slice are never read, but on the way back nothing undefined may arrive there.
     rows = _rows(operand, slices.input_offsets[which] + nth)
     return _where(is_sent, rows, jnp.zeros((), operand.dtype))
 
 
 def _holders(rows: int, first: jax.Array, size: jax.Array):
-    """For each row whether a slice has it, the last of those that do, and its place in that."""
-    # Rows times slices comparisons, which XLA fuses with the choice: less work than to copy rows of
-    # more elements than there are slices.
+    """For each row whether a slice has it, the last slice that does, and the row's place in it."""
+    # Rows times slices comparisons, which XLA fuses with the selection: less work than copying rows
+    # that have more elements than there are slices.
     row = lax.iota(np.int32, rows)
     nth = row[:, None] - first
     number = np.arange(size.shape[0], dtype=np.int32)
@@ -366,7 +437,7 @@ def _holders(rows: int, first: jax.Array, size: jax.Array):
 
 
 def _before(sizes: jax.Array, size: int) -> jax.Array:
-    """Rows of the slices of the same pair in front of each."""
+    """The number of rows before each slice in the slices of its pair."""
     parts = sizes.reshape(size, -1)
     return (parts.cumsum(axis=1) - parts).ravel().astype(np.int32)
 

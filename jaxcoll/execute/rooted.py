@@ -1,6 +1,6 @@
 """The functions with a root: broadcast, and reduce, gather and scatter, which ``jax.lax`` lacks.
 
-Their keywords, and what all raise, are those of ``functions``.
+Their keywords and their errors are those of ``functions``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pbroadcast(
 
     Args:
         x: a pytree of arrays.
-        schedule: of broadcast with root ``source``.
+        schedule: a schedule of broadcast with root ``source``.
     """
     return _rooted("broadcast", x, axis_name, source, schedule, lowering)
 
@@ -59,7 +59,7 @@ def reduce(
 
     Args:
         x: a pytree of arrays of any shape.
-        schedule: of reduce with that root.
+        schedule: a schedule of reduce with that root.
     """
     return _rooted("reduce", x, axis_name, root, schedule, lowering, accum_dtype)
 
@@ -69,7 +69,7 @@ def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, loweri
 
     Args:
         x: a pytree of arrays of shape (...).
-        schedule: of gather with that root.
+        schedule: a schedule of gather with that root.
 
     Returns:
         Arrays of shape (ranks, ...).
@@ -82,8 +82,8 @@ def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lower
     """Send the i-th part of the array of rank ``root`` to rank i.
 
     Args:
-        x: a pytree of arrays of shape (ranks, ...); only that of the root counts.
-        schedule: of scatter with that root.
+        x: a pytree of arrays of shape (ranks, ...); only that of the root matters.
+        schedule: a schedule of scatter with that root.
 
     Returns:
         Arrays of shape (...).
@@ -96,7 +96,7 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     row = KINDS[kind]
     names = opened(axis_name, None, schedule, lowering)
     check_accumulates(accum_dtype, jax.tree.leaves(x), kind)
-    # jax.lax has none of these but pbroadcast, so nothing else can be handed to it.
+    # jax.lax has only pbroadcast, so no other function can be handed to it.
     is_handed = row.copies and is_handed_on(names, x)
     if not names or (is_vmapped(names) and not is_handed):
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")
@@ -125,11 +125,11 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
 
 
 def _handed_on(x, axes: Axes, root: int):
-    """The arrays of a rank of axes of which some are of ``vmap``, or arrays of symbolic shapes."""
+    """Broadcast arrays over axes that include some of ``vmap``, or arrays of symbolic shapes."""
     if not is_vmapped(axes.names):
         return lax.pbroadcast(x, axes.names, root)
-    # Along one axis after the other, on each from where the root is on it. By a gather of those of
-    # vmap, which moves nothing there: jax.lax.pbroadcast fails under vmap in JAX 0.12.
+    # One axis after the other, on each from the root's place on it. Over axes of vmap by a gather,
+    # which moves nothing there, because jax.lax.pbroadcast fails under vmap in JAX 0.12.
     for name, place in zip(axes.names, np.unravel_index(root, axes.sizes), strict=True):
         if name in axes.canonical:
             x = pbroadcast(x, name, int(place))

@@ -1,20 +1,20 @@
-"""Files, one format per module.
+"""File formats, one per module.
 
-Here are ``load`` and ``save`` of files of every format, told apart by content and suffix, and
-``synthesize_for``: a schedule made for a runtime, the fastest whose files it takes. A format's own
-``load`` is its ``loads`` of a file, of at most ``max_bytes``, whose errors name the file; ``save``
-writes its ``dumps``.
+This module has ``load`` and ``save`` for files of every format, told apart by content and suffix,
+and ``synthesize_for``, which makes the fastest schedule that a runtime's file can hold. The
+``load`` of a format applies its ``loads`` to a file of at most ``max_bytes``, and its errors name
+the file; ``save`` writes the text of ``dumps``.
 
 - ``json``: the library's own format, of ``loads`` and ``dumps``;
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
 - ``mscclpp``: execution plans of MSCCL++, in JSON;
-- ``networks``: as other tools describe them; TPU slices by name;
+- ``networks``: networks as other tools describe them; TPU slices by name;
 - ``sccl``: networks and schedules of msccl-tools and TACCL; ``teccl``: of TE-CCL; ``forestcoll``:
   ForestColl's trees;
-- ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
-- ``timings``: measured times of collectives, from whoever measured them;
+- ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and the output of nccl-tests;
+- ``timings``: measured times of collectives, from many tools;
 - ``traces``: timelines for Perfetto; ``chakra``: execution traces that ASTRA-sim runs;
 - ``files``: whole files, bounded when read and replaced in one step when written; ``sends``: runs
   of chunks, and paths of links, as several formats have them.
@@ -72,12 +72,13 @@ from jaxcoll.synth.building.base import BUCKET_BYTES, Problem
 from jaxcoll.synth.entry import synthesizer_named
 from jaxcoll.topology import Topology
 
-# Characters that are looked at for a root element or a first key: above comments of a screen, and
-# little enough that a large file is not searched before its own reader refuses or reads it.
+# The number of characters in which a root element or a first key is looked for: more than a screen
+# of comments, and so few that a large file is not searched before its own reader refuses or reads
+# it.
 _START = 4096
 _WORDS = "|".join(COLLECTIVES.values())
-# Of text formats a line among the first ones, in the order in which they are asked for: rows of
-# AMD's tables have the names of nvidia-smi's.
+# Text formats -> a line among their first ones, in the order in which they are tried: rows of AMD's
+# tables have the names of nvidia-smi's.
 _TEXTS = tuple(
     (kind, re.compile(line, re.MULTILINE))
     for kind, line in (
@@ -104,24 +105,24 @@ def load(
     collective: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Any:
-    """Read a file of any format that says what it is by its content.
+    """Read a file of any format that is recognised by its content.
 
     Networks are read from this library's JSON, from msccl-tools, TE-CCL, GraphML, GEXF and all
     modules of ``jaxcoll.io.networks``; schedules from JSON, and on ``network`` from MSCCL XML,
     MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners and measured times as
-    tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format does not say are
-    assumed, with a warning; its own module has the arguments.
+    tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format does not state are
+    assumed, with a warning; the format's own module takes them as arguments.
 
     Args:
-        network: of a schedule in a format that does not name it.
-        ranks, nodes: of the communicator that rules of NCCLX are read for; ranks of measured times
-            that do not say them.
-        collective: of measured times that do not say it.
+        network: the network of a schedule in a format that does not name it.
+        ranks, nodes: size of the communicator that rules of NCCLX are read for; ranks of measured
+            times that do not state them.
+        collective: the collective of measured times that do not state it.
         max_bytes: larger files are refused unread.
 
     Raises:
-        FormatError: naming the file: no format, a schedule without its network, or anything
-            that the format's own reader refuses.
+        FormatError: the format is unknown, a schedule lacks its network, or the format's own reader
+            refuses the file; the error names the file.
         ModuleNotFoundError: the package networkx or pyyaml is missing.
         OSError: the file cannot be read.
     """
@@ -132,7 +133,7 @@ def load(
     return load_text(path, lambda text: _read(text, network, ranks, nodes, collective), max_bytes)
 
 
-# Content of files whose format does not name their network, by kind.
+# The content, by kind, of files whose format does not name their network.
 ON_NETWORK = {
     "msccl": "MSCCL XML",
     "forestcoll": "ForestColl's trees",
@@ -147,36 +148,37 @@ _ROOTS = {
 
 
 def kind_of(text: str, keys: Collection[str] | None = None) -> str:
-    """The format of a file by its text, or by its first thousands of characters.
+    """The format of a file, from its text or its first thousands of characters.
 
     Args:
-        keys: of the JSON object that the text is; those among its first characters when None.
+        keys: the keys of the JSON object in the text; None for those among its first characters.
 
     Returns:
-        The name of a format; ``jaxcoll`` where nothing else is recognised, and an XML root as
-        ``<root>`` where none is.
+        The name of a format; ``jaxcoll`` if nothing else is recognised, and ``<root>`` for an
+        unknown XML root.
     """
     start = text[:_START].lstrip("\ufeff \t\r\n")
-    # Deep inside of what kubectl prints, in whatever form.
+    # The label may be deep inside the output of kubectl, in any form.
     if gke_labels.LABEL in text and not start.startswith("<"):
         return "gke labels"
     if gke_gpus.LABEL in text and not start.startswith("<"):
         return "gke gpus"
     if start.startswith("<"):
-        # The root is what says a format: MSCCL's <algo> and ForestColl's <Algo> differ in a letter.
+        # The root tells the format: MSCCL's <algo> and ForestColl's <Algo> differ in one letter.
         bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
         found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
         root = found[1] if found else ""
         return _ROOTS.get(root, f"<{root}>")
     if start.startswith("{"):
-        # A command that only looks has no keys; those inside others are taken, too, so the order
-        # of questions matters: a plan of MSCCL++ has "name" and "ranks" inside as networks do.
+        # A command that only looks at the beginning has no keys. Keys inside others count too, so
+        # the order of questions matters: a plan of MSCCL++ has "name" and "ranks" inside, as
+        # networks do.
         inside = re.findall(r'"([^"\n]{1,40})"\s*:', start) if keys is None else keys
         return _kind_of_json(start, set(inside))
     if start.startswith("[") and '"gpu"' in start:
         return "amd-smi"
     for kind, begins in _TEXTS:
-        # A page of comments stands above SLURM's first line in some.
+        # Some files of SLURM have a page of comments above their first line.
         if begins.search(text if kind == "slurm" else start) is not None:
             return kind
     if re.search(r"^(devices|instances|infrastructure):", text, re.MULTILINE):
@@ -186,9 +188,9 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
     if start.startswith("collective,ranks") or re.match(r"collective,[a-z,]*nbytes", start):
         return "timings"
     if (rule := _RULE.search(start)) is not None:
-        # The third column is a size in NCCL's own file, and an algorithm in Meta's.
+        # The third column is a size in NCCL's own file, but an algorithm in Meta's.
         return "nccl-conf" if rule[1].strip().isdigit() else "ncclx"
-    # nccl-tests' header may stand below thousands of lines of NCCL_DEBUG, the others' first.
+    # nccl-tests' header may follow thousands of lines of NCCL_DEBUG; the other headers come first.
     is_log = "algbw" in text or "AlgBW" in start or "Execution time: " in start
     return "log" if is_log else "jaxcoll"
 
@@ -221,7 +223,7 @@ def _read(
 ) -> Any:
     start = text[:_START].lstrip("\ufeff \t\r\n")
     keys = None
-    # Schedules may be large: those of this library, whose first key it is, are parsed once.
+    # Schedules may be large; those of this library, with this first key, are parsed only once.
     if re.match(r'\{\s*"format"\s*:\s*"jaxcoll\.(?!timings)', start):
         return json.loads(text)
     if start.startswith("{"):
@@ -295,14 +297,15 @@ def _needed(value: Any, wanted: str) -> Any:
 def save(path: str | os.PathLike, obj: Any) -> None:
     """Write an object to a file, all or nothing.
 
-    Networks, collectives and schedules are written as this library's JSON, networks as GraphML or
-    GEXF where the name ends with .graphml or .gexf. Rules of NCCL's tuners (a sequence of
-    ``NcclRule``) are written as NCCLX's JSON where it ends with .json, else as ``nccl_tuner.conf``;
-    tables of nccl-tests and timings as JSON where it ends with .json, else as text.
+    Networks, collectives and schedules are written as this library's JSON; networks as GraphML or
+    GEXF if the name ends with .graphml or .gexf. Rules of NCCL's tuners (a sequence of
+    ``NcclRule``) are written as NCCLX's JSON if the name ends with .json, else as
+    ``nccl_tuner.conf``; tables of nccl-tests and timings as JSON if it ends with .json, else as
+    text.
 
     Raises:
-        FormatError: an object of another type, or one that the format cannot hold.
-        TuneError: rules that the format cannot hold.
+        FormatError: the object has another type, or the format cannot hold it.
+        TuneError: the format cannot hold the rules.
         OSError: the file cannot be written; an existing one is unchanged.
     """
     suffix = os.path.splitext(os.fspath(path))[1] if isinstance(path, (str, os.PathLike)) else ""
@@ -315,7 +318,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     rules: Any = obj if isinstance(obj, (list, tuple)) else ()
     if rules and all(isinstance(rule, NcclRule) for rule in rules):
         return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
-    own: Any = obj  # a network, collective or schedule, or refused there
+    own: Any = obj  # a network, collective or schedule; other types are refused there
     json.save(path, own)
 
 
@@ -354,14 +357,14 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-# Of each runtime, a call that refuses a schedule which its file cannot hold.
+# For each runtime, a function that refuses schedules which its file cannot hold.
 _LOWERED: dict[str, Callable[[Schedule], object]] = {
     "msccl": lambda schedule: msccl.lower(schedule, dialect="msccl"),
     "azure": lambda schedule: msccl.lower(schedule, dialect="azure"),
     "mscclpp": mscclpp.lower,
 }
 FOR_RUNTIMES = tuple(_LOWERED)
-_MOST_MAKERS = 4  # synthesizers of auto's table that are tried at least, if one of them fits
+_MOST_MAKERS = 4  # the least number of synthesizers from auto's table to try, once one fits
 
 
 def synthesize_for(
@@ -374,18 +377,20 @@ def synthesize_for(
 ) -> Schedule:
     """The schedule of ``jc.synthesize`` if a runtime's file holds it, else the fastest that fits.
 
-    Files are the longer the more chunks a pipeline has, and chunks do not divide links equally
-    well, so of fewer chunks the fastest that fits is taken, not the most. Where ``auto`` chose the
-    synthesizer, the next ones of its table are tried too as long as they may be faster.
+    Files become longer with more chunks in a pipeline, and numbers of chunks do not divide links
+    equally well. So among fewer chunks the fastest fitting number is taken, not the largest. If
+    ``auto`` chose the synthesizer, the next ones of its table are tried, too, as long as they may
+    be faster.
 
     Args:
-        collective: a kind.
+        collective: a kind of collective.
         for_runtime: ``msccl``, ``azure`` or ``mscclpp``.
-        options: of ``jc.synthesize``; ``chunks`` fixes them, so that nothing is left to choose.
+        options: options of ``jc.synthesize``; ``chunks`` fixes the number, so nothing is left to
+            choose.
 
     Raises:
-        FormatError: none that fits, with the number that is too large at first; an unknown
-            runtime.
+        FormatError: no schedule fits (the error names the first number that is too large), or the
+            runtime is unknown.
         CollectiveError, TopologyError: see ``jc.synthesize``.
     """
     fits = _LOWERED[checks.choice(for_runtime, FOR_RUNTIMES, "for_runtime", FormatError)]
@@ -401,8 +406,8 @@ def synthesize_for(
     search = _Search(fits, topology, collective, options)
     table = _by_maker(schedule, synthesizer, Problem.stated(topology, collective), search.nbytes)
     for tried, (maker, times) in enumerate(table):
-        # Sorted by their best times, which other chunk counts hardly beat: from the first one on
-        # that is slower than what fits already, none is worth its synthesis.
+        # Sorted by their best times, which other chunk counts hardly beat: once a synthesizer is
+        # slower than the best fitting schedule, neither it nor later ones are worth a synthesis.
         if min(times.values()) >= search.seconds or (search.best and tried >= _MOST_MAKERS):
             break
         search.run(maker, times, schedule.collective.chunks_per_shard)
@@ -418,7 +423,7 @@ def _by_maker(
     schedule: Schedule, given: str | Synthesizer, problem: Problem, nbytes: Number
 ) -> list[tuple[str | Synthesizer, Times]]:
     """The synthesizers that a search has tried, the fastest first, with their seconds by count."""
-    # ``auto`` writes into its certificate what it has tried, so nothing is timed a second time.
+    # ``auto`` records in its certificate what it has tried, so nothing is timed a second time.
     table: Any = schedule.provenance.certificate.get("table", ())
     times: defaultdict[str, Times] = defaultdict(dict)
     for row in table:
@@ -450,16 +455,18 @@ class _Search:
         return BUCKET_BYTES if given is None else given
 
     def run(self, maker: str | Synthesizer, times: Times, most: int) -> None:
-        """Try a synthesizer's chunk counts: halves of the most and powers of two, which may do as
-        well as those that the search has tried, and those, the fastest first.
+        """Try a synthesizer's chunk counts, the fastest first.
+
+        These are the counts that the search has tried, and halves of the most and powers of two,
+        which may do as well.
 
         Args:
-            times: known of some counts.
+            times: known seconds of some counts.
             most: the count that was refused.
         """
         guessed = {most >> i for i in range(1, most.bit_length())}
         guessed |= {1 << i for i in range(most.bit_length())}
-        # Guessed counts have no time yet, and count as 0: they come first, and are always tried.
+        # Guessed counts have no time yet and count as 0, so they come first and are always tried.
         for count in sorted({*times, *guessed} - {most}, key=lambda c: (times.get(c, 0.0), c)):
             if times.get(count, 0.0) >= self.seconds:
                 return

@@ -1,14 +1,14 @@
-"""Chakra execution traces of a schedule: what ASTRA-sim runs as a custom collective.
+"""Chakra execution traces of a schedule, which ASTRA-sim runs as a custom collective.
 
-A file per rank, ``PREFIX.0.et`` and so on, and ``PREFIX.json``, the system file that names them. A
-message is a send node of one rank and a receive node of another, which match by tag, ranks and
-bytes. A send waits for the receives of the chunks that it carries (``data_deps``), and for the send
-before it on the same link (``ctrl_deps``): the order on a link is a part of a schedule. Nodes of
-sends and receives only: ASTRA-sim would charge a nanosecond for every sum. It is a custom
-collective, not a workload of sends, of which ASTRA-sim runs one per rank at a time.
+There is a file per rank, ``PREFIX.0.et`` and so on, and ``PREFIX.json``, the system file that names
+them. A message is a send node of one rank and a receive node of another, which match by tag, ranks
+and bytes. A send waits for the receives of the chunks that it carries (``data_deps``), and for the
+previous send on the same link (``ctrl_deps``), because the order on a link is a part of a schedule.
+There are only send and receive nodes: ASTRA-sim would charge a nanosecond for every sum. The trace
+is a custom collective and not a workload of sends, of which ASTRA-sim runs one per rank at a time.
 
-The encoder is this module's own: the package that PyPI calls ``chakra`` is another project. The
-fields are those of the schema of mlcommons/chakra (May 2026).
+The encoder is this module's own, because the package called ``chakra`` on PyPI is another project.
+The fields are those of the schema of mlcommons/chakra (May 2026).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEND, RECEIVE = 5, 6  # NodeType of the schema
 _VERSION, _MOST_BYTES = "0.0.4", 2**63 - 1
 _OURS = "jaxcoll_"
 _CHUNK = re.compile(r"([0-9]{1,9})(\+?)")
-# The field of each type of value in an attribute.
+# The field for each type of value in an attribute.
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 Value = int | bool | str
@@ -54,9 +54,9 @@ class Node:
     """An operation of a rank.
 
     Attributes:
-        id: unique in its rank.
-        name: for people.
-        type: ``SEND``, ``RECEIVE`` or another one of the schema's.
+        id: a number that is unique in its rank.
+        name: a label for people.
+        type: ``SEND``, ``RECEIVE`` or another type of the schema.
         after: ids of the nodes it waits for, data and control.
         said: its attributes by name, such as ``comm_size`` in bytes.
     """
@@ -75,7 +75,8 @@ def dumps(timeline: Timeline) -> tuple[bytes, ...]:
     """The traces of a timeline's schedule for its bytes, one per rank.
 
     Raises:
-        FormatError: a collective that ASTRA-sim does not run, or groups; messages below a byte.
+        FormatError: ASTRA-sim does not run the collective, it has groups, or messages are below a
+            byte.
     """
     what, ranks = _collective(timeline), timeline.schedule.topology.num_ranks
     said = _attribute(_OURS + "collective", native.dumps(what))
@@ -83,7 +84,7 @@ def dumps(timeline: Timeline) -> tuple[bytes, ...]:
     files = [bytearray(begin) for _ in range(ranks)]
     for rank, node in _nodes(timeline):
         parts = [_field(1, node.id), _field(2, node.name), _field(3, node.type)]
-        # Sends have even numbers, receives odd ones: waits for sends are control, others data.
+        # Sends have even numbers, receives odd ones; waits for sends are control, others data.
         for number, parity in ((4, 0), (5, 1)):
             ids = b"".join(_varint(id_) for id_ in node.after if id_ % 2 == parity)
             parts += [_field(number, ids)] if ids else []
@@ -93,7 +94,7 @@ def dumps(timeline: Timeline) -> tuple[bytes, ...]:
 
 
 def system(timeline: Timeline, prefix: str) -> str:
-    """ASTRA-sim's system file for traces of a prefix, which it takes from the working folder.
+    """ASTRA-sim's system file for traces with a prefix, relative to the working folder.
 
     Raises:
         FormatError: see ``dumps``.
@@ -123,7 +124,7 @@ def check_collective(what: Collective) -> None:
     """Refuse a collective that ASTRA-sim does not run as a custom one.
 
     Raises:
-        FormatError: it is of another kind, or of groups.
+        FormatError: it is of another kind, or has groups.
     """
     checks.instance(what, Collective, "what", FormatError)
     if what.kind not in KEYS or what.is_grouped:
@@ -145,11 +146,11 @@ def _path(path: object) -> str:
 
 
 def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
-    """Every node with its rank, those of a message one after the other.
+    """Every node with its rank; the nodes of a message follow one another.
 
-    Of three ranks in a ring, chunk 0 sent 0 -> 1 in step 0 and 1 -> 2 in step 1: message 0 is node
-    0 of rank 0 and node 1 of rank 1; message 1 is node 2 of rank 1, after its node 1, and node 3
-    of rank 2.
+    Example: three ranks in a ring send chunk 0 along 0 -> 1 in step 0 and along 1 -> 2 in step 1.
+    Message 0 is node 0 of rank 0 and node 1 of rank 1; message 1 is node 2 of rank 1, after its
+    node 1, and node 3 of rank 2.
     """
     schedule = timeline.schedule
     edges, ptr = schedule.edges, schedule.message_ptr.tolist()
@@ -165,12 +166,12 @@ def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
         size = math.ceil(sum(sizes[c] for c in chunk[first:end]))
         if not 1 <= size <= _MOST_BYTES:
             raise FormatError(f"a message has {size} bytes; ASTRA-sim counts from 1 to 2^63 - 1")
-        # Of a sum a rank waits for every part that has come, not for the last alone: receives end
-        # in any order. A chunk that arrives in this step is not sent in it.
+        # For a sum a rank waits for every part that has arrived, not only for the last, because
+        # receives end in any order. A chunk that arrives in this step is not sent in it.
         needs = {n for c in chunk[first:end] for s, n in arrived[src, c] if s < t}
         before = [last[path[0]]] if path[0] in last else []
-        # A send meets the receive of its tag, ranks and bytes: equal messages of two ranks would
-        # meet in any order if they had one tag.
+        # A send meets the receive with its tag, ranks and bytes: equal messages between two ranks
+        # would meet in any order if they had the same tag.
         said: dict[str, Value] = {
             "is_cpu_op": False, "comm_size": size, "comm_src": src, "comm_dst": dst,
             "comm_tag": tags[src, dst],
@@ -189,12 +190,13 @@ def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
             arrived[dst, c].append((t, 2 * m + 1))
 
 
-# Protobuf's wire format: a message is fields, a field a varint of its number and kind (0: a varint
-# follows; 2: a length and so many bytes). protobuf.dev/programming-guides/encoding.
+# Protobuf's wire format: a message consists of fields, and the key of a field is a varint of its
+# number and kind (0: a varint follows; 2: a length and that many bytes). See
+# protobuf.dev/programming-guides/encoding.
 
 
 def _varint(number: int) -> bytes:
-    number &= 2**64 - 1  # negative numbers in ten bytes, as protobuf has them
+    number &= 2**64 - 1  # negative numbers take ten bytes in protobuf
     made = bytearray()
     while number > 127:
         made.append(number & 127 | 128)
@@ -210,8 +212,8 @@ def _field(number: int, value: Value | bytes) -> bytes:
 
 
 def _attribute(name: str, value: Value) -> bytes:
-    # As the shipped examples have them: a comm_size of another integer type older feeders read as
-    # 0 bytes (astra-sim#229).
+    # As in the shipped examples: older feeders read a comm_size of another integer type as 0 bytes
+    # (astra-sim#229).
     kind = _INT32 if name in ("comm_src", "comm_dst", "comm_tag") else _INT64
     kind = _BOOL if isinstance(value, bool) else _STRING if isinstance(value, str) else kind
     return _field(1, name) + _field(kind, value)
@@ -225,10 +227,10 @@ def _framed(message: bytes) -> bytes:
 
 
 def loads(data: bytes) -> tuple[dict[str, Value], tuple[Node, ...]]:
-    """The metadata and nodes of a trace, of any tool.
+    """The metadata and nodes of a trace of any tool.
 
     Raises:
-        FormatError: no such trace, or one that is cut short, with the byte.
+        FormatError: the data is not such a trace, or is cut short; the error names the byte.
     """
     checks.instance(data, bytes, "data", FormatError)
     rows = list(_messages(data))
@@ -265,16 +267,16 @@ def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES
 def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
     """The schedule of traces on their network, verified.
 
-    Nodes of ``dumps`` say steps, chunks and links, which ASTRA-sim passes over; traces of other
-    tools do not and are read as nodes only, by ``loads``.
+    Nodes of ``dumps`` state steps, chunks and links, which ASTRA-sim ignores. Traces of other tools
+    do not, and can only be read as nodes, by ``loads``.
 
     Args:
         files: the trace of every rank.
         topology: the network that the schedule was made for.
 
     Raises:
-        FormatError: not such traces, or as many as the network has ranks.
-        ScheduleError: a schedule that does not carry out its collective.
+        FormatError: they are not such traces, or their number is not that of the network's ranks.
+        ScheduleError: the schedule does not carry out its collective.
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     files = checks.members(files, "files", FormatError)
@@ -317,7 +319,7 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
 
 
 def _said(node: Node) -> tuple[int, tuple[int, ...], list[tuple[int, bool]]]:
-    """Step, links and chunks of a send, and which chunks are added."""
+    """Step, links and chunks of a send, and whether each chunk is added."""
     step = node.said.get(_OURS + "step")
     links, chunks = (node.said.get(_OURS + key) for key in ("links", "chunks"))
     found = [_CHUNK.fullmatch(part) for part in str(chunks).split(",")]
@@ -329,7 +331,7 @@ def _said(node: Node) -> tuple[int, tuple[int, ...], list[tuple[int, bool]]]:
 
 
 def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A varint, and where the next thing begins."""
+    """A varint, and the place after it."""
     value = 0
     for i in range(10):
         if at + i >= end:
@@ -341,7 +343,7 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _messages(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """The messages of a stream, each after its length, and where each begins."""
+    """The messages of a stream, each after its length, and the beginning of each."""
     at = 0
     while at < len(data):
         size, begin = _number(data, at, len(data))
@@ -356,7 +358,7 @@ def _fields(data: bytes, place: int) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
         key, at = _number(data, at, len(data))
-        # Kinds 1 and 5 are floats of 8 and 4 bytes, which other tools write and nobody here asks.
+        # Kinds 1 and 5 are floats of 8 and 4 bytes, which other tools write; they are skipped here.
         kind, size = key & 7, {1: 8, 5: 4}.get(key & 7, 0)
         if kind == 0:
             value, at = _number(data, at, len(data))
@@ -378,7 +380,7 @@ def _text(value: bytes, place: int) -> str:
 
 
 def _pair(value: int | bytes, place: int) -> tuple[str, Value]:
-    """Name and value of an attribute; of kinds that are not read the value 0."""
+    """Name and value of an attribute; kinds that are not read have the value 0."""
     name, found = "", 0
     if not isinstance(value, bytes):
         raise FormatError(f"byte {place}: an attribute is not a message")
@@ -403,7 +405,7 @@ def _node(data: bytes, place: int) -> Node:
             numbers[number] = value
         elif number == 2 and isinstance(value, bytes):
             name = _text(value, place)
-        elif number in (4, 5):  # one by one, or packed, as the encoder liked
+        elif number in (4, 5):  # one by one, or packed, as the encoder chose
             after += [value] if isinstance(value, int) else _packed(value)
         elif number == 10:
             said.update([_pair(value, place)])

@@ -1,8 +1,8 @@
-"""Whole files: bounded reads, writes all or nothing, and tables that a stopped run goes on with.
+"""Whole files: bounded reads, writes all or nothing, and tables that a stopped run continues.
 
-The table of independent jobs is CSV. A row names its job in the first columns, the key. Cells are
-kept as the text they were written as, so that a table made in two runs has the bytes of one made in
-a single run.
+The table of independent jobs is CSV. A row names its job in the first columns, which are the key.
+Cells are kept as the text that was written, so a table made in two runs has the same bytes as one
+made in a single run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxcoll.numerics import checks
 MAX_BYTES = 2**28
 
 T = TypeVar("T")
-_LOOKED_AT = 4096  # bytes by which an encoding is told
+_LOOKED_AT = 4096  # bytes from which the encoding is told
 EMPTY = "the file is empty; the command that was to write it may have failed, so write it again"
 
 
@@ -37,14 +37,15 @@ def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a file.
 
     Raises:
-        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes.
+        FormatError: the argument is not a path, or names a folder, pipe or device, or the file has
+            more than ``max_bytes`` bytes.
         OSError: the file cannot be read.
     """
     name = checked_path(path)
     checks.integer(max_bytes, "max_bytes", FormatError, least=0, most=2**62)
-    # Before it is opened: a pipe would wait for a writer, who may never come.
+    # Checked before it is opened: a pipe would wait for a writer, which may never come.
     _check_regular(os.stat(name), name)
-    # Not by the size that stat says: a file may grow, and those of /proc say 0.
+    # The size that stat gives is not used: a file may grow, and files in /proc have size 0.
     with open(name, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -59,7 +60,7 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file; see ``text_of``.
 
     Raises:
-        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or no text.
+        FormatError: as for ``read_bytes``, or the file is not text.
         OSError: the file cannot be read.
     """
     data, name = read_bytes(path, max_bytes), os.fspath(path)
@@ -71,13 +72,13 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
-    """The text of bytes: UTF-8, or UTF-16 by its mark or by its zeros.
+    """The text of bytes: UTF-8, or UTF-16, recognised by its mark or by its zeros.
 
-    PowerShell's ``>`` writes UTF-16, and some editors a mark before UTF-8; marks are left out.
-    Without a mark, UTF-16 of letters that ASCII has is known by the zero beside each.
+    PowerShell's ``>`` writes UTF-16, and some editors write a mark before UTF-8; marks are removed.
+    Without a mark, UTF-16 of ASCII letters is recognised by the zero beside each.
 
     Raises:
-        UnicodeDecodeError: neither, where ``errors`` is "strict".
+        UnicodeDecodeError: it is neither, and ``errors`` is "strict".
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors)
@@ -88,37 +89,44 @@ def text_of(data: bytes, errors: str = "strict") -> str:
     return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors)
 
 
-def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int = MAX_BYTES) -> T:
+def load_text(
+    path: str | os.PathLike, loads: Callable[..., T], max_bytes: int = MAX_BYTES, **given: Any
+) -> T:
     """A file's text as ``loads`` reads it; what ``loads`` refuses names the file.
 
+    Args:
+        given: further arguments of ``loads``.
+
     Raises:
-        FormatError: see ``read_text`` and ``loads``; a file that is empty, where that is refused.
+        FormatError: as for ``read_text`` and ``loads``, or the file is empty and ``loads`` refuses
+            that.
         JaxcollError: as ``loads`` raises it.
         OSError: the file cannot be read.
     """
     text, name = read_text(path, max_bytes), os.fspath(path)
     with naming(name):
         try:
-            return loads(text)
+            return loads(text, **given)
         except FormatError as error:
             if text.strip():
                 raise
-            # What a reader lacks in it is not what is wrong.
+            # The error is the empty file, not what a reader misses in it.
             raise FormatError(EMPTY) from error.__cause__
 
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Within this, errors of the library have the name of a file.
+    """Add the name of a file to errors of the library within this context.
 
-    Errors of networks do not: some are of arguments, which the file would be blamed for.
+    Errors of networks are unchanged: some are about arguments, and the file would be blamed for
+    them.
     """
     try:
         yield
     except TopologyError:
         raise
     except JaxcollError as error:
-        # A copy keeps what an error of a schedule knows: rank, chunk and step.
+        # A copy keeps the rank, chunk and step of a schedule's error.
         named = copy.copy(error)
         named.args = (f"{name}: {error}",)
         raise named from error.__cause__
@@ -127,13 +135,13 @@ def naming(name: str) -> Iterator[None]:
 def load_usable(
     path: str | os.PathLike, loads: Callable[[str], dict[str, T]], what: str, max_bytes: int
 ) -> dict[str, T] | None:
-    """The entries of a cache; none where there is no file, ``None`` where it cannot be used.
+    """The entries of a cache; empty if there is no file, ``None`` if the file cannot be used.
 
-    A file that cannot be used is skipped with a warning at who called the caller: it may be
-    anybody's, so that it must not be written either.
+    A file that cannot be used is skipped with a warning, attributed to the caller's caller. It may
+    belong to someone else, so it must not be written either.
 
     Args:
-        what: the file in the warning's words.
+        what: the name of the file in the warning.
     """
     try:
         return load_text(path, loads, max_bytes)
@@ -152,20 +160,20 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Make or replace a file; after an error, an interrupt or a kill the old one is unchanged.
+    """Create or replace a file; after an error, an interrupt or a kill the old one is unchanged.
 
-    A file that is replaced keeps its permissions, and a link its place: the file that it leads to
-    is written.
+    A replaced file keeps its permissions. If the path is a link, the link stays and the file that
+    it points to is written.
 
     Raises:
-        FormatError: no path, or that of a folder, pipe or device.
-        OSError: naming the file: it cannot be written.
+        FormatError: the argument is not a path, or names a folder, pipe or device.
+        OSError: the file, which is named, cannot be written.
     """
     name = checked_path(path)
     target = Path(os.path.realpath(name))
     try:
         mode = _permissions(target, name)
-        # Not for others to read before it has the permissions of the file that it replaces.
+        # Others must not read it before it has the permissions of the file that it replaces.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         draft, file = compact.locked_draft(
             target, lambda draft: os.open(draft, flags, 0o666 if mode is None else 0o600)
@@ -176,7 +184,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
                 if mode is not None:
                     os.fchmod(file, mode)
                 writer.flush()
-                # Before it is renamed: file systems may write the name first and the content
+                # Synced before it is renamed: file systems may write the name first and the content
                 # later, and a machine that stops in between would keep an empty file.
                 os.fsync(file)
                 os.replace(draft, target)
@@ -190,7 +198,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
 
 
 def checked_path(path: object) -> str:
-    """A path as a string. A number is none: ``open`` would take it for an open file."""
+    """A path as a string. Numbers are refused, because ``open`` takes them for open files."""
     if not isinstance(path, (str, os.PathLike)):
         raise FormatError(f"a path must be a string or a Path, got {shown(path)}")
     name = os.fsdecode(path)
@@ -200,12 +208,12 @@ def checked_path(path: object) -> str:
 
 
 def _permissions(target: Path, name: str) -> int | None:
-    """The permissions of a file, None where there is none."""
+    """The permissions of a file, None if there is none."""
     try:
         found = os.lstat(target)
     except FileNotFoundError:
         return None
-    if stat.S_ISLNK(found.st_mode):  # what is left of a link when its links go in a circle
+    if stat.S_ISLNK(found.st_mode):  # a link whose targets form a circle
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
     _check_regular(found, name)
     return stat.S_IMODE(found.st_mode)
@@ -223,7 +231,7 @@ def _check_regular(found: os.stat_result, name: str) -> None:
         raise FormatError(f"{name} is a {kind}; give the path of a file")
 
 
-# Seconds between two writings of the whole file: a stop costs that much work, and a table of
+# Seconds between two writings of the whole file: a stop costs that much work, but a table of
 # thousands of rows is not rewritten for each of them.
 _INTERVAL = 2.0
 
@@ -240,20 +248,22 @@ def completed(
     *,
     only: bool = False,
 ) -> Iterator[tuple[Key, list[dict[str, str]]]]:
-    """Each job's rows, in the order of the jobs; those not in the file yet are made and added.
+    """Each job's rows, in the order of the jobs; missing ones are made and added to the file.
 
-    The file is complete when the iterator has ended, and holds what was done when it is stopped.
+    The file is complete when the iterator has ended; when it is stopped, the file holds what was
+    done.
 
     Args:
-        path: of the CSV file; its folder exists.
-        columns: of every row; the first ones are the key.
-        jobs: by key, texts that the first columns of the job's rows hold; at least one row each.
-        function: the rows of a job.
-        executor: where the function runs, see ``jaxcoll.executors``.
+        path: path of the CSV file; its folder exists.
+        columns: columns of every row; the first ones are the key.
+        jobs: the jobs by key, which are the texts in the first columns of their rows; each has at
+            least one row.
+        function: returns the rows of a job.
+        executor: runs the function, see ``jaxcoll.executors``.
         only: refuse a file with rows of other jobs, which a complete table drops.
 
     Raises:
-        FormatError: the file is a table of other columns, or of other jobs too.
+        FormatError: the file is a table with other columns, or with other jobs, too.
         OSError: the file cannot be read or written.
     """
     width = len(next(iter(jobs), ()))
@@ -273,20 +283,20 @@ def completed(
     try:
         for key in jobs:
             if key not in kept:
-                # Text, as the file gives back what it holds: rows of an earlier run and of this
-                # one are the same to the caller.
+                # As text, because the file returns text: rows of an earlier run and of this one are
+                # equal to the caller.
                 kept[key] = [
                     {name: "" if row[name] is None else str(row[name]) for name in columns}
                     for row in next(made)
                 ]
             rows[key] = kept[key]
             if time.monotonic() - written > _INTERVAL:
-                # Rows of an earlier run stay, wherever in the table this one stopped.
+                # Rows of an earlier run stay, at whatever row this run stopped.
                 _write(path, columns, {**rows, **kept})
                 written = time.monotonic()
             yield key, rows[key]
     finally:
-        # First: it cancels the jobs that have not begun, which nobody waits for any more.
+        # First, because it cancels the jobs that have not begun and are no longer needed.
         made.close()  # type: ignore[attr-defined]
         _write(path, columns, {**rows, **kept} if len(rows) < len(jobs) else rows)
 
@@ -309,7 +319,7 @@ def _earlier(path, columns: Sequence[str], width: int) -> dict[Key, list[dict[st
             raise FormatError(f"line {reader.line_num} is not CSV: {error}") from error
         return found
 
-    # Another file is what helps, also where this one is empty.
+    # Even for an empty file, the remedy is another file.
     text = read_text(path)
     with naming(os.fspath(path)):
         return loads(text)

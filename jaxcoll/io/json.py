@@ -1,6 +1,6 @@
 """The library's own format: topologies, collectives and schedules as versioned JSON.
 
-A file is one object whose ``format`` says what it is and in which version, for example
+A file is one object whose ``format`` names its kind and version, for example
 ``"jaxcoll.schedule/1"``. Columns are lists. Numbers are written so that reading gives the same
 floats; a rational that no float holds is the string ``"p/q"``. The same object always gives the
 same bytes.
@@ -8,9 +8,9 @@ same bytes.
 A schedule by orbits (``jaxcoll.orbit-schedule/1``) is the schedule of one rank's shard, and the
 generators of the translations that move it.
 
-Files are not trusted: text that is truncated, too large or too deep, that repeats or invents keys,
-holds NaN or infinity, numbers of the wrong type, or anything that ``Topology``, ``Collective`` or
-``Schedule`` would refuse, is refused with a ``FormatError``.
+Files are not trusted. A ``FormatError`` refuses text that is truncated, too large or too deep,
+repeated or unknown keys, NaN or infinity, numbers of the wrong type, and anything that
+``Topology``, ``Collective`` or ``Schedule`` would refuse.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_CHUNKS = 2**26
 
 
 def save(path: str | os.PathLike, obj: Written) -> None:
-    """Write ``dumps(obj)``, all or nothing. An OSError if it cannot be written."""
+    """Write ``dumps(obj)``, all or nothing. Raises an OSError if it cannot be written."""
     write_text(path, dumps(obj))
 
 
@@ -64,8 +64,8 @@ def dumps(obj: Written) -> str:
     """An object as JSON text, one line per field.
 
     Raises:
-        FormatError: an object of another type, or provenance that JSON cannot hold.
-        TopologyError: a network with ranks that cannot reach each other.
+        FormatError: the object has another type, or provenance that JSON cannot hold.
+        TopologyError: the network has ranks that cannot reach each other.
     """
     if isinstance(obj, Topology):
         connected(obj)
@@ -90,7 +90,7 @@ def loads(text: str) -> Written:
     """The object that ``dumps`` has written.
 
     Raises:
-        FormatError: anything but one well-formed object of a known format and version. Where a
+        FormatError: the text is not one well-formed object of a known format and version. If a
             constructor refused the content, its error is the cause.
     """
     fields = readers.parse(text)
@@ -123,8 +123,8 @@ def _write_topology(topology: Topology) -> dict:
         grid = {"shape": list(placement.grid.shape), "wrap": list(placement.grid.wrap)}
         if not placement.is_in_order:
             grid["ranks"] = list(placement.ranks)
-    # A rate such as 400/3 GB/s is exact in the library and in no float: bounds that are compared
-    # exactly would differ after reading. Few rates are distinct, so each is asked once.
+    # The library holds rates such as 400/3 GB/s exactly, which no float does; bounds that are
+    # compared exactly would differ after reading. Few rates are distinct, so each is checked once.
     fits = {exact: fits_float(exact) for exact in set(topology.exact_bandwidth)}
     rates = zip(topology.bandwidth.tolist(), topology.exact_bandwidth, strict=True)
     said = {
@@ -140,7 +140,7 @@ def _write_topology(topology: Topology) -> dict:
         "grid": grid,
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
-    # Only where there is something to say: other files stay what they were.
+    # Only if a switch copies or adds, so that other files keep their form.
     does = topology.in_network
     more = {"in_network": {"copying": list(does.copying), "adding": list(does.adding)}}
     return said | more if does else said
@@ -153,13 +153,13 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
 def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
     """A network, and the number in it of each link of the file, int64 of shape (links,).
 
-    ``Topology`` sorts its links, so whatever a file says by their numbers is mapped.
+    ``Topology`` sorts its links, so the file's link numbers must be mapped.
     """
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(TOPOLOGY))
     src = fields.take("src", readers.column(readers.INT32))
-    # Ranks that reach each other have a link each; switches may be left without. More vertices
-    # would let a file of 100 bytes ask for gigabytes.
+    # Ranks that reach each other have a link each; switches may have none. If more vertices were
+    # allowed, a file of 100 bytes could ask for gigabytes.
     most = MAX_FREE_VERTICES + 2 * len(src)
     num_ranks = fields.take("num_ranks", readers.whole(1, most))
     described = {
@@ -171,8 +171,8 @@ def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
-    # ``Topology`` checks the values of the columns; here their types and sizes are, before they
-    # take memory.
+    # ``Topology`` checks the values of the columns; their types and sizes are checked here, before
+    # they take memory.
     columns = [
         src,
         fields.take("dst", readers.column(readers.INT32)),
@@ -225,14 +225,14 @@ def _write_collective(collective: Collective) -> dict:
     pairs = collective.pair_shares
     if pairs is not None:
         said["shares"] = pairs.as_lists()
-    elif isinstance(collective.shares, tuple):
-        said["shares"] = list(collective.shares)
-    # Said where it is not the usual, so that programs that know older files read the others.
+    elif collective.rank_shares is not None:
+        said["shares"] = list(collective.rank_shares)
+    # Written only if it is not the default, so that older programs can read the other files.
     return said if collective.helpers else said | {"helpers": False}
 
 
 def _read_shares(value: object, name: str) -> tuple[int, ...] | np.ndarray:
-    """A number for each rank, or a row for each source; ``Collective`` says which it takes."""
+    """A number for each rank, or a row for each source; ``Collective`` checks which it takes."""
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
         return _read_generator(value, name)
     rows = readers.list_of(readers.column(readers.INT64, np.int64))(value, name)
@@ -260,7 +260,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
 def _read_collective_alone(value: object, where: str = "collective") -> Collective:
     collective = _read_collective(value, where)
     count = collective.num_chunks
-    # In a schedule ``check_claims`` compares the chunks with its sends; here there are none.
+    # In a schedule ``check_claims`` compares the chunks with its sends; here there are no sends.
     if count > MAX_CHUNKS:
         raise FormatError(f"{where} has {count} chunks; at most {MAX_CHUNKS} are read")
     return collective

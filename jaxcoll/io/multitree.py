@@ -9,8 +9,8 @@ Huang et al., "Communication algorithm-architecture co-design for distributed de
   it;
 - ``NOP``: send nothing for one step, so that all ranks stay in step.
 
-The text is the figure's: a line ``Accelerator r`` for each rank r, a line of headings, and a line
-per entry. Steps count from 1. Where the number of bytes is given, entries also give the start
+The text is that of the figure: a line ``Accelerator r`` for each rank r, a line of headings, and a
+line per entry. Steps count from 1. If the number of bytes is given, entries also have the start
 address and the size of the bytes they send.
 """
 
@@ -44,9 +44,9 @@ class Entry:
         op: one of ``OPS``.
         flow: the rank at the root of the tree; None for NOP.
         parent: the rank above in the tree; None for NOP, and for Gather at the root.
-        children: ranks below, in order: those a Reduce waits for, those a Gather sends to.
-        step: when, from 1.
-        start, size: bytes of the buffer that are sent; None where they are not told.
+        children: ranks below, in order: those a Reduce waits for, or those a Gather sends to.
+        step: the step, from 1.
+        start, size: bytes of the buffer that are sent; None if they are not stated.
     """
 
     op: str
@@ -62,7 +62,7 @@ Tables = tuple[tuple[Entry, ...], ...]
 
 
 def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
-    """The table of every rank, from a schedule in which every shard goes along a tree.
+    """The table of every rank, for a schedule in which every shard is sent along a tree.
 
     A ``MultiTree`` schedule of all_reduce is the paper's; reduce_scatter and all_gather give tables
     with one op only, and every sound schedule of them with one chunk per shard consists of trees.
@@ -71,8 +71,8 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
         nbytes: bytes of a rank's buffer, to tell starts and sizes.
 
     Raises:
-        FormatError: another collective, more chunks than one per shard, a rank that sends a sum to
-            two parents or receives a result twice, bytes that chunks do not divide.
+        FormatError: the collective is another one, there are several chunks per shard, a rank sends
+            a sum to two parents or receives a result twice, or chunks do not divide the bytes.
     """
     checks.instance(schedule, Schedule, "schedule", FormatError)
     collective, size = schedule.collective, None
@@ -99,7 +99,7 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
 
 
 def _tables(schedule: Schedule, size: int | None) -> Tables:
-    """The tables of a schedule that they hold, with places where chunks have a size."""
+    """The tables of a schedule that they hold, with starts if chunks have a size."""
     step = schedule.step.astype(np.int64) + 1
     owner = schedule.collective.owner
     above: dict[tuple[bool, int, int], int] = {}  # (reduce, flow, rank) -> parent
@@ -109,7 +109,7 @@ def _tables(schedule: Schedule, size: int | None) -> Tables:
     columns = (step, schedule.src, schedule.dst, owner[schedule.chunk], schedule.reduce)
     for t, src, dst, flow, reduce in zip(*(c.tolist() for c in columns), strict=True):
         child, parent = (src, dst) if reduce else (dst, src)
-        # A rank sends its sum of a flow once and receives the result once: that is a tree, and a
+        # A rank sends its sum of a flow once and receives the result once, which makes a tree; a
         # second parent would need a second column.
         if above.setdefault((reduce, flow, child), parent) != parent:
             raise FormatError(f"flow {flow} is not a tree: rank {child} has two parents in it")
@@ -126,7 +126,7 @@ def _tables(schedule: Schedule, size: int | None) -> Tables:
     for t, rank, flow, reduce in order:
         children = below.get((flow, rank), []) if reduce else gathers[t, rank, flow]
         # A NOP stalls the interface for the estimated time of a step (Sec. IV-A), which keeps the
-        # ranks in step; after its last send a rank has nothing to wait for.
+        # ranks synchronous; after its last send a rank has nothing to wait for.
         reached = rows[rank][-1].step if rows[rank] else 0
         rows[rank] += [Entry("NOP", None, None, (), idle) for idle in range(reached + 1, t)]
         start = None if size is None else chunk_of[flow] * size
@@ -144,10 +144,10 @@ def dumps(schedule: Schedule, nbytes: int | None = None, slots: int | None = Non
 
     Args:
         nbytes: see ``tables``.
-        slots: columns for children; as many as are needed, and at least 4, when omitted.
+        slots: columns for children; if omitted, as many as are needed, and at least 4.
 
     Raises:
-        FormatError: see ``tables``; or more children than slots.
+        FormatError: as for ``tables``, or there are more children than slots.
     """
     slots = checks.optional(slots, checks.integer, "slots", FormatError, least=1, most=_MOST_SLOTS)
     found = tables(schedule, nbytes)
@@ -172,12 +172,12 @@ def loads(text: str) -> Tables:
     """The tables that ``dumps`` has written.
 
     Raises:
-        FormatError: naming the line that is not as it should be.
+        FormatError: a line is wrong; the error names it.
     """
     if not isinstance(text, str):
         raise FormatError(f"expected text, got {type(text).__name__}")
-    # Ranks stand in their order, so a table's place is its rank; columns are told apart by their
-    # number, as a figure has them, for children take as many as there are slots.
+    # Ranks are in order, so a table's place is its rank. Columns are recognised by their number, as
+    # in a figure, because children take as many columns as there are slots.
     found: list[list[Entry]] = []
     placed: bool | None = None
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,8 +1,9 @@
-"""What several formats say of sends: runs of neighbouring chunks, paths of links, names of kinds.
+"""Parts of sends that several formats share: runs of chunks, paths of links, names of kinds.
 
-Runtimes move neighbouring chunks of a buffer in one operation, so the chunks 4, 5, 6 that a message
-carries are one run, and 4, 6 are two. Files that say their paths, as ours do by keys that runtimes
-pass over, give back the edges of a schedule; others mean the link between two ranks, or any path.
+Runtimes move neighbouring chunks of a buffer in one operation, so the chunks 4, 5, 6 of a message
+are one run, and 4, 6 are two. Files that state their paths, as those written here do in keys that
+runtimes ignore, give back the edges of a schedule; in other files a send means the link between two
+ranks, or any path.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-# The kinds that MSCCL and MSCCL++ programs are written of, and their words for them.
+# The kinds that MSCCL and MSCCL++ programs can have, and their words for them.
 MSCCL_WORDS = names_in("msccl")
 
 
 def check_word(what: Collective, programs: str) -> None:
-    """Refuse a collective for which MSCCL and MSCCL++ have no word, or only one of all ranks.
+    """Refuse a collective for which MSCCL and MSCCL++ have no word, or only one for all ranks.
 
     Args:
         programs: the files that are written, for the error.
 
     Raises:
-        FormatError: another kind, groups, or unequal shards.
+        FormatError: the kind is another one, there are groups, or shards are unequal.
     """
     if what.kind not in MSCCL_WORDS or what.is_grouped or what.shares is not None:
         raise FormatError(
@@ -45,9 +46,9 @@ class Run:
     """Neighbouring chunks of one message.
 
     Attributes:
-        step: of the schedule; ``place`` of the first chunk among the sends of it.
-        edge: of the schedule, from rank ``src`` to ``dst`` over the links of ``path``.
-        first: chunk, of ``count``.
+        step: step of the schedule; ``place`` is that of the first chunk among the step's sends.
+        edge: edge of the schedule, from rank ``src`` to ``dst`` over the links of ``path``.
+        first: the first of ``count`` chunks.
         reduce: whether the receiver adds.
     """
 
@@ -69,12 +70,12 @@ def runs(
 
     Args:
         continued: see ``continues``.
-        chosen: which chunks are taken, bool of shape (chunks,); all when None.
-        most: chunks of a run; longer ones are cut.
+        chosen: whether each chunk is taken, bool of shape (chunks,); all when None.
+        most: the most chunks of a run; longer runs are cut.
     """
     chunk, edges = np.asarray(schedule.chunk), schedule.edges
     mine = np.arange(len(chunk)) if chosen is None else np.flatnonzero(chosen[chunk])
-    # A run also ends where the sends between two of these are not taken.
+    # A run also ends if sends between two of its sends are not taken.
     inside = continued[mine]
     inside[:1] = False
     inside[1:] &= mine[1:] == mine[:-1] + 1
@@ -92,29 +93,29 @@ def runs(
 
 
 def continues(schedule: Schedule, way: np.ndarray) -> np.ndarray:
-    """Whether a send continues the run of the one before it, bool of shape (sends,).
+    """Whether a send continues the run of the previous one, bool of shape (sends,).
 
     Args:
-        way: of each send, a number that is equal where sends may share an operation: of its edge,
-            or of its path where several edges have the same.
+        way: a number for each send that is equal if sends may share an operation: that of its edge,
+            or of its path if several edges have the same path.
     """
     chunk = np.asarray(schedule.chunk, np.int64)
     same = [np.asarray(column) for column in (schedule.step, way, schedule.reduce)]
     found = np.zeros(len(chunk), bool)
     found[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in same])
-    # Sends of a message are in the order of their chunks, so a neighbour stands next to it.
+    # Sends of a message are in the order of their chunks, so neighbours are adjacent.
     found[1:] &= chunk[1:] == chunk[:-1] + 1
     return found
 
 
 def links_by_ends(network: Topology) -> dict[tuple[int, int], int]:
-    """The link from one vertex to another; of parallel ones the last."""
+    """The link from one vertex to another; of parallel links the last."""
     ends = zip(network.src.tolist(), network.dst.tolist(), strict=True)
     return {pair: link for link, pair in enumerate(ends)}
 
 
 def leads(network: Topology, path: Sequence[int], src: int, dst: int) -> bool:
-    """Whether links that a file names exist and lead in a row from one rank to another."""
+    """Whether links that a file names exist and form a path from one rank to another."""
     if not path or max(path) >= network.num_links:
         return False
     if (network.src[path[0]], network.dst[path[-1]]) != (src, dst):
@@ -123,7 +124,7 @@ def leads(network: Topology, path: Sequence[int], src: int, dst: int) -> bool:
 
 
 def edges_of(network: Topology, paths: Iterable[tuple[int, ...]]) -> tuple[Edges, list[int]]:
-    """An edge for every different path of links, as they come, and the edge of each path."""
+    """An edge for every different path of links, in order of appearance, and each path's edge."""
     number: dict[tuple[int, ...], int] = {}
     edge = [number.setdefault(path, len(number)) for path in paths]
     return Edges.from_paths(network, [*number]), edge

@@ -1,10 +1,10 @@
-"""Measured times of collectives, from whoever measured them, in one shape.
+"""Measured times of collectives from many tools, in one form.
 
-Read and told apart by their content: the output of nccl-tests (text or JSON), MSCCL++'s tables
-(``| Size | Time (us) | ..``) and its executor's lines (``Execution time: 12.3 us, data size: ..``),
-rows of this project's benchmarks (``scripts/bench``), and this module's own two forms. Its CSV has
-a header with the columns ``collective``, ``ranks``, ``nbytes`` and ``seconds``, and may have
-``synthesizer`` and ``chunks`` (per shard) of the schedule that ran::
+The content tells the format: the output of nccl-tests (text or JSON), MSCCL++'s tables (``| Size |
+Time (us) | ..``) and its executor's lines (``Execution time: 12.3 us, data size: ..``), rows of
+this project's benchmarks (``scripts/bench``), and this module's own two forms. Its CSV has a header
+with the columns ``collective``, ``ranks``, ``nbytes`` and ``seconds``, and may have ``synthesizer``
+and ``chunks`` (per shard) of the schedule that ran::
 
     collective,ranks,nbytes,seconds,synthesizer,chunks
     all_reduce,8,1048576,2.1e-05,ring,2
@@ -46,14 +46,14 @@ class Timing:
 
     Attributes:
         collective: its kind.
-        ranks: how many took part.
-        nbytes: of a rank's buffer, the larger of input and output.
-        seconds: it took.
-        synthesizer: of the schedule that ran; None where that is not known, as of NCCL.
-        chunks: per shard of that schedule; None where that is not known.
+        ranks: the number of ranks that took part.
+        nbytes: bytes of a rank's buffer, the larger of input and output.
+        seconds: the time.
+        synthesizer: synthesizer of the schedule that ran; None if it is unknown, as for NCCL.
+        chunks: chunks per shard of that schedule; None if they are unknown.
 
     Raises:
-        FormatError: a kind that does not exist, numbers that are not above 0.
+        FormatError: the kind does not exist, or numbers are not above 0.
     """
 
     collective: str
@@ -67,7 +67,7 @@ class Timing:
         checks.choice(self.collective, NAMES, "collective", FormatError)
         for name, most in (("ranks", _MOST_RANKS), ("nbytes", readers.INT64)):
             checks.integer(getattr(self, name), name, FormatError, least=1, most=most)
-        # A picosecond to eleven days: beyond these a unit was mistaken.
+        # From a picosecond to eleven days; other times have a mistaken unit.
         limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
         checks.put(self, seconds=checks.between(self.seconds, "seconds", FormatError, **limits))
         checks.optional(self.synthesizer, checks.text, "synthesizer", FormatError)
@@ -81,9 +81,9 @@ class Timings:
     """The times that a log holds.
 
     Attributes:
-        rows: in its order.
-        torn: rows that were passed over: another process had printed into them, or their results
-            were wrong.
+        rows: the times in the order of the log.
+        torn: number of rows that were skipped, because another process had printed into them or
+            their results were wrong.
     """
 
     rows: tuple[Timing, ...]
@@ -91,21 +91,22 @@ class Timings:
 
 
 def loads(text: str, collective: str | None = None, ranks: int | None = None) -> Timings:
-    """The times of a log, see the module.
+    """The times of a log; see the module.
 
     Args:
-        collective: where the log does not say it: nccl-tests before 2.17 and MSCCL++ do not.
-        ranks: where the log does not say it: MSCCL++ does not.
+        collective: the collective, if the log does not state it: nccl-tests before 2.17 and MSCCL++
+            do not.
+        ranks: the number of ranks, if the log does not state it: MSCCL++ does not.
 
     Raises:
-        FormatError: another format, a row that cannot be read, nothing that says collective or
-            ranks, or a log that says others than are given.
+        FormatError: the format is another one, a row cannot be read, collective or ranks are not
+            stated, or the log states others than are given.
     """
     checks.text(text, "text", FormatError)
     checks.optional(collective, checks.choice, NAMES, "collective", FormatError)
     checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=_MOST_RANKS)
     found = _read(text, collective, ranks)
-    # What a log says of itself counts: a sum taken for a gather would be half as fast as it is.
+    # The log's own statement counts: a sum taken for a gather would seem half as fast as it is.
     for name, given in (("collective", collective), ("ranks", ranks)):
         said = {getattr(row, name) for row in found.rows}
         if given is not None and said and given not in said:
@@ -127,8 +128,9 @@ def _read(text: str, collective: str | None, ranks: int | None) -> Timings:
         return Timings(
             tuple(Timing(kind, count, int(size), 1e-6 * _float(time)) for time, size in found)
         )
-    # Last, as it has no first line of its own: anything may stand before its header. Rows that
-    # other processes printed into are counted, for a log of hours is worth more than one of them.
+    # Last, because it has no first line of its own: anything may come before its header. Rows that
+    # other processes printed into are only counted, because a log of hours is worth more than one
+    # row.
     return _of_nccl(nccl_tests.loads(text, skip_torn=True), collective)
 
 
@@ -149,8 +151,8 @@ def _of_nccl(read: nccl_tests.Measurements, collective: str | None) -> Timings:
     kind = read.collective or collective
     if kind is None:
         raise FormatError("these times do not say of which collective they are; give collective=")
-    # nccl-tests also prints rows of size 0, and goes on after wrong values: a time of the first is
-    # not a latency, and one of the second not a result.
+    # nccl-tests also prints rows of size 0, and continues after wrong values: the time of a row of
+    # size 0 is not a latency, and that of wrong values is not a result.
     rows = [row for row in read.rows if row.nbytes]
     right = [row for row in rows if row.seconds > 0 and not row.wrong]
     timings = tuple(Timing(kind, read.ranks, row.nbytes, row.seconds) for row in right)
@@ -167,7 +169,7 @@ def _of_json(text: str, collective: str | None, ranks: int | None) -> Timings:
         rows = fields.take("rows", readers.items)
         fields.end()
         return Timings(tuple(_of_fields(row, f"rows[{i}]", {}) for i, row in enumerate(rows)))
-    # Rows of scripts/bench, which have what a benchmark measures beside the times.
+    # Rows of scripts/bench, which have other measurements besides the times.
     given = {"collective": collective, "ranks": ranks}
     rows = fields.take("rows", readers.items)
     timed = [(i, row) for i, row in enumerate(rows) if isinstance(row, dict) and "seconds" in row]
@@ -178,7 +180,7 @@ def _of_json(text: str, collective: str | None, ranks: int | None) -> Timings:
 
 def _of_fields(row: object, where: str, given: dict, strict: bool = True) -> Timing:
     fields = readers.Fields(row, where)
-    if not strict and "bytes" in fields.left:  # as some benchmarks call it
+    if not strict and "bytes" in fields.left:  # the name in some benchmarks
         fields.left.setdefault("nbytes", fields.left.pop("bytes"))
     for name, value in given.items():
         if value is not None:
@@ -233,9 +235,9 @@ def _is_heading(line: str) -> bool:
 
 
 def _of_table(text: str, collective: str, ranks: int) -> Iterator[Timing]:
-    """MSCCL++'s own times in its table, not those of NCCL beside them; wrong results are left out.
+    """MSCCL++'s own times in its table, without those of NCCL beside them or wrong results.
 
-    Sizes are rounded there to a tenth of their unit.
+    Sizes in the table are rounded to a tenth of their unit.
     """
     header: list[str] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -275,7 +277,7 @@ def dumps(timings: Iterable[Timing]) -> str:
     """Times as CSV.
 
     Raises:
-        FormatError: something else among them, or a synthesizer's name that a cell cannot hold.
+        FormatError: there is something else among them, or a cell cannot hold a synthesizer's name.
     """
     lines = [",".join(_COLUMNS)]
     for row in _checked(timings):
@@ -291,7 +293,7 @@ def dumps_json(timings: Iterable[Timing]) -> str:
     """Times as JSON.
 
     Raises:
-        FormatError: something else among them.
+        FormatError: there is something else among them.
     """
     rows = [dataclasses.asdict(row) for row in _checked(timings)]
     kept = ({key: value for key, value in row.items() if value is not None} for row in rows)
@@ -307,7 +309,7 @@ def _checked(timings: Iterable[Timing]) -> tuple[Timing, ...]:
 
 
 def save(path: str | os.PathLike, timings: Iterable[Timing]) -> None:
-    """Write times, all or nothing: JSON where the name ends with .json, else CSV.
+    """Write times, all or nothing: JSON if the name ends with .json, else CSV.
 
     Raises:
         OSError: the file cannot be written.
@@ -323,4 +325,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Timings:
     """The times of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, collective, ranks), max_bytes)
+    return load_text(path, loads, max_bytes, collective=collective, ranks=ranks)

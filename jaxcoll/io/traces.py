@@ -1,7 +1,8 @@
 """Timelines as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A process per sending vertex, a track per link: on a link no two messages overlap, as the format
-asks of a track. Times are microseconds, rounded to the nanoseconds that Perfetto keeps.
+There is a process per sending vertex and a track per link: no two messages overlap on a link, which
+the format requires of a track. Times are microseconds, rounded to the nanoseconds that Perfetto
+keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def dumps(timeline: Timeline) -> str:
     """The trace of a timeline.
 
     Raises:
-        FormatError: more messages on links than a viewer opens.
+        FormatError: there are more messages on links than a viewer can open.
     """
     checks.instance(timeline, Timeline, "timeline", ScheduleError)
     schedule, links = timeline.schedule, timeline.hop_link
@@ -49,7 +50,7 @@ def dumps(timeline: Timeline) -> str:
             {**where, "name": "thread_sort_index", "args": {"sort_index": link}},
         ]
     # Ends are rounded, not lengths: rounded lengths would let neighbours on a track overlap by a
-    # nanosecond, and viewers draw what overlaps without nesting on another track, or not at all.
+    # nanosecond, and viewers draw overlapping events on another track, or not at all.
     nanoseconds = 1e9 * timeline.clock.seconds(np.ones(1, np.int64))[0]
     start = np.rint(timeline.hop_start * nanoseconds).astype(np.int64)
     end = np.rint((timeline.hop_start + timeline.hop_busy) * nanoseconds).astype(np.int64)
@@ -80,7 +81,7 @@ def dumps(timeline: Timeline) -> str:
 
 
 def save(path: str | os.PathLike, timeline: Timeline) -> None:
-    """Write ``dumps(timeline)``, all or nothing; compressed where the path ends with ``.gz``.
+    """Write ``dumps(timeline)``, all or nothing; compressed if the path ends with ``.gz``.
 
     Raises:
         OSError: the file cannot be written.

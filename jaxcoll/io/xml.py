@@ -1,7 +1,7 @@
-"""XML that is not trusted: elements with their lines, within bounds, and nothing that is resolved.
+"""XML that is not trusted: elements with their lines, within bounds, without entities.
 
-A document type may be named, as hwloc does; it is not read, and one that declares anything is
-refused, for a few lines of entities grow to any size.
+A document type may be named, as in hwloc; it is not read, and one that declares anything is
+refused, because a few lines of entities can grow to any size.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from jaxcoll.errors import FormatError, shown
 from jaxcoll.numerics import checks
 
 _MOST_DEPTH, _MOST_ATTRIBUTES, _MOST_CHARACTERS = 64, 32, 2**12
-# Of as many digits as an int64 surely holds: Python would read a number of any length, slowly.
+# So many digits certainly fit an int64; Python would read a number of any length, slowly.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """A tag with its attributes and the elements in it; ``line`` where it was read.
+    """A tag with its attributes and the elements in it; ``line`` is where it was read.
 
-    ``inner`` is the text in it, of tags whose text is kept.
-    Elements are equal where all but their lines are.
+    ``inner`` is its text, for tags whose text is kept. Elements are equal if everything but their
+    lines is equal.
     """
 
     tag: str
@@ -43,17 +43,17 @@ class Element:
         """An attribute.
 
         Raises:
-            FormatError: it has none of this name.
+            FormatError: there is no attribute with this name.
         """
         if key not in self.said:
             raise FormatError(f"{self.place} lacks the attribute {key!r}")
         return self.said[key]
 
     def integer(self, key: str, least: int, most: int, default: int | None = None) -> int:
-        """An attribute as an integer between bounds; ``default`` where it is left out.
+        """An attribute as an integer between bounds; ``default`` if it is missing.
 
         Raises:
-            FormatError: it is missing, or no such integer.
+            FormatError: it is missing without a default, or is not such an integer.
         """
         if default is not None and key not in self.said:
             return default
@@ -65,10 +65,10 @@ class Element:
         return int(text)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """An attribute as a number of at least 0; ``default`` where it is left out.
+        """An attribute as a number of at least 0; ``default`` if it is missing.
 
         Raises:
-            FormatError: it is missing, or no such number.
+            FormatError: it is missing without a default, or is not such a number.
         """
         if default is not None and key not in self.said:
             return default
@@ -83,10 +83,10 @@ class Element:
 
 
 class _Reader:
-    """Expat's calls, and an element under construction for every tag that is open.
+    """Handlers for Expat, and an element under construction for every open tag.
 
-    Not ElementTree: it resolves entities, keeps no lines for errors, and builds a tree of any depth
-    and size before anyone can count.
+    ElementTree is not used: it resolves entities, keeps no lines for errors, and builds a tree of
+    any depth and size before it can be counted.
     """
 
     def __init__(self, most: int, text_in: frozenset[str], kept: bool, nested: Sequence[str]):
@@ -99,8 +99,8 @@ class _Reader:
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.characters
-        # Entities that hold ten of another, ten deep, are 10^10 characters of a kilobyte; external
-        # ones read files. Refused where they are declared, before any is used.
+        # Entities that hold ten of another one, ten deep, make 10^10 characters of a kilobyte;
+        # external ones read files. They are refused where they are declared, before any is used.
         self.parser.EntityDeclHandler = self.refuse
         self.parser.ProcessingInstructionHandler = self.refuse
         self.parser.SkippedEntityHandler = self.refuse
@@ -136,8 +136,8 @@ class _Reader:
             self.root = made
 
     def characters(self, text: str) -> None:
-        # Other parsers pass over text between tags, or stop at it: a file with stray digits would
-        # mean something to one tool and nothing to the next.
+        # Other parsers skip text between tags, or stop at it: a file with stray digits would have a
+        # meaning for one tool and none for another.
         if text.strip() and self.open[-1][0] not in self.text_in:
             raise FormatError(
                 f"line {self.parser.CurrentLineNumber}: text inside <{self.open[-1][0][:40]}>, "
@@ -165,14 +165,14 @@ def parsed(
 
     Args:
         root: the tag that it must have.
-        most: elements.
-        text_in: tags that may hold text, and nothing else where it is kept.
-        kept: whether their text is.
-        nested: the one tag of every depth, for formats without a document type that have no other.
+        most: the most elements.
+        text_in: tags that may hold text, and only text if it is kept.
+        kept: whether their text is kept.
+        nested: the only tag at every depth, for formats without a document type that have one tag.
 
     Raises:
-        FormatError: not XML, cut short, another root, more elements or deeper than are read, text
-            between tags, entities.
+        FormatError: the text is not XML or is cut short, has another root, more elements or more
+            depth than are read, text between tags, or entities.
     """
     checks.text(text, "text", FormatError)
     reader = _Reader(most, text_in, kept, nested)
@@ -188,14 +188,14 @@ def parsed(
     return reader.root
 
 
-# Line breaks too: a parser gives back those of an attribute as spaces unless they are escaped.
+# Line breaks, too: a parser returns those of an attribute as spaces unless they are escaped.
 _ESCAPES = {"&": "&amp;", "<": "&lt;", '"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"}
 
 
 def written(element: Element) -> str:
-    """The text of an element, an element to a line, as NCCL's own parser reads it."""
-    # That parser (src/graph/xml.cc) wants double quotes, one space between attributes, and a whole
-    # tag on a line; so nothing is written that another would merely like better.
+    """The text of an element, one element per line, as NCCL's own parser reads it."""
+    # That parser (src/graph/xml.cc) needs double quotes, one space between attributes, and a whole
+    # tag on a line; everything else about the form is free.
     lines: list[str] = []
 
     def write(each: Element, depth: int) -> None:

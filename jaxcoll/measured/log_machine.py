@@ -18,8 +18,10 @@ _CALLED = (
     ("GB300", None, "gb300-rack"),
     ("GB200", None, "gb200-rack"),
     ("B200", 1, "b200-host"),
+    ("NVIDIA H200", 1, "h200-host"),
     ("H100", 1, "h100-host"),
     ("H100", 2, "h100-2-hosts"),
+    ("A100-SXM", 1, "a100-host"),
     ("MI300X", 1, "mi300x-host"),
     ("MI355X", 1, "mi355x-host"),
 )

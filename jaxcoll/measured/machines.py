@@ -14,6 +14,7 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError, shown
+from jaxcoll.io.networks import tpu_slices
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
@@ -75,14 +76,17 @@ class Machine:
     def least_seconds(self, network: Topology, collective: Collective, nbytes: Number) -> float:
         """Seconds that nothing can beat on the machine, by the data sheet.
 
-        It is the bound of the network, or that of a rank's ports if the network leaves out links.
+        It is the bound of the network, or that of a rank's ports if the network leaves out links:
+        where nothing adds or copies on the way, ranks send a buffer of an all_reduce twice on
+        average (Patarasuk and Yuan, JPDC 2009, section 3).
 
         Args:
-            network: of some of the machine's ranks (``topology``).
-            nbytes: of a rank's buffer.
+            network: a network of some of the machine's ranks (``topology``).
+            nbytes: bytes of a rank's buffer.
         """
         if self.node is not None:
-            return self.sends_in(collective.kind, network.num_ranks) * float(nbytes)
+            times = len(collective.traits.phases)
+            return times * self.sends_in(collective.kind, network.num_ranks) * float(nbytes)
         return bound(network, collective, nbytes).time
 
     def injection(self, ranks: int) -> float:
@@ -109,6 +113,17 @@ def _full(bandwidth: float) -> Callable[[int], Topology]:
     return lambda ranks: topologies.fully_connected(ranks, alpha=_XGMI, bandwidth=bandwidth)
 
 
+def _hosts(ranks: int) -> Topology:
+    """Hosts of 8 A100 that share four cards of 200 Gbit/s each, the last maybe of fewer ranks."""
+    sizes = [8] * (ranks // 8) + ([ranks % 8] if ranks % 8 else [])
+    return topologies.nvswitch_hosts(sizes, inside=300e9, network=12.5e9)
+
+
+def _slice(kind: str, *shape: int) -> Callable[[int], Topology]:
+    """The chips of a slice of TPUs."""
+    return lambda _: tpu_slices.network(kind, shape)
+
+
 def _h100(ranks: int) -> Topology:
     return topologies.dgx_h100(1) if ranks == 8 else _switch(450e9)(ranks)
 
@@ -123,6 +138,13 @@ _ROWS = (
         "a3-mega-2-hosts", "2 hosts of 8 H100, 200 Gbit/s per GPU (GCP a3-megagpu-8g)", 16,
         lambda _: topologies.dgx_h100(2, network=25e9), whole=True,
     ),
+    Machine(
+        "h200-host", "8 H200 around NVSwitches", 8, lambda _: topologies.dgx_h100(1), whole=True
+    ),
+    Machine(
+        "a100-host", "8 A100 around NVSwitches", 8, lambda _: topologies.dgx_a100(1), whole=True
+    ),
+    Machine("a100-hosts", "hosts of 8 A100, 100 Gbit/s per GPU (ABCI 2.0)", 128, _hosts),
     Machine("b200-host", "8 B200 around NVSwitches", 8, _switch(900e9)),
     Machine("gb200-rack", "GB200 NVL72: 72 B200 around NVSwitches", 72, _switch(900e9)),
     Machine("gb300-rack", "GB300 NVL72: 72 B300 around NVSwitches", 72, _switch(900e9)),
@@ -131,6 +153,16 @@ _ROWS = (
     ),
     Machine("mi300x-host", "8 MI300X, an xGMI link between each two", 8, _full(64e9)),
     Machine("mi355x-host", "8 MI355X, an xGMI link between each two", 8, _full(76.8e9)),
+    Machine(
+        "tpu-v5p-8", "a slice of 2x2x1 chips of TPU v5p", 4, _slice("TPU v5", 2, 2, 1), whole=True
+    ),
+    Machine(
+        "tpu-v6e-8", "a slice of 2x4 chips of TPU v6e", 8, _slice("TPU v6 lite", 2, 4), whole=True
+    ),
+    Machine(
+        "tpu-v6e-256", "a slice of 16x16 chips of TPU v6e", 256, _slice("TPU v6 lite", 16, 16),
+        whole=True,
+    ),
     *(
         Machine(
             f"fugaku-{'x'.join(map(str, sides))}",

@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -78,8 +78,9 @@ def read(path: str | os.PathLike, date: str = "") -> tuple[Table, tuple[str, ...
     """The table inside a plugin, and the rows that were left out, in words.
 
     Args:
-        path: of the plugin (``jax_plugins/xla_cuda12/xla_cuda_plugin.so``) or of its wheel.
-        date: of its publication; not known where it is not given.
+        path: the path of the plugin (``jax_plugins/xla_cuda12/xla_cuda_plugin.so``) or of its
+            wheel.
+        date: the date of its publication; not known where it is not given.
 
     Raises:
         FormatError: neither, a plugin without the table, or a chip or operation that is not known
@@ -210,48 +211,66 @@ def _rows(chip: str, body: bytes) -> Iterator[_Row]:
 # ---------------------------------------------------------------------- curves
 
 
+class _Name(NamedTuple):
+    """All that names a curve: its rows differ in size alone."""
+
+    machine: str
+    kind: str
+    ranks: int
+    groups: int
+    dtype: str
+    algorithm: str
+    step: float
+
+    @classmethod
+    def of(cls, row: _Row) -> _Name:
+        """The curve of a row.
+
+        Raises:
+            FormatError: a chip, an operation, a type or a permutation that is not known here.
+        """
+        for value, known in ((row.chip, _CHIPS), (row.opcode, _KINDS), (row.dtype, _DTYPES)):
+            if value not in known:
+                raise FormatError(f"{shown(value)} in XLA's table is not known here; add it")
+        machine, step = _CHIPS[row.chip]
+        kind, dtype = _KINDS[row.opcode], _DTYPES[row.dtype][0]
+        if kind == PERMUTE:
+            ranks = 1 + max(max(pair) for pair in row.pairs)
+            return cls(machine, kind, ranks, 1, dtype, _pattern(row.pairs, ranks), step)
+        return cls(machine, kind, row.ranks, row.groups, dtype, "", step)
+
+
 def _curves(rows: list[_Row]) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
-    times: dict[tuple, dict[int, int]] = {}
+    """The curves of the table, by machine; and the rows that were left out, in words."""
+    times: dict[_Name, dict[int, int]] = {}
     left_out = []
     for row in rows:
-        key, nbytes = _key(row), _nbytes(row)
+        name, nbytes = _Name.of(row), _nbytes(row)
         if row.throughput <= 0:
-            what = key[5] or f"{key[3]}x{key[2]}"
+            what = name.algorithm or f"{name.groups}x{name.ranks}"
             left_out.append(f"{row.chip} {row.opcode} {what} of {nbytes} bytes: throughput 0")
             continue
-        curve = times.setdefault(key, {})
+        curve = times.setdefault(name, {})
         if nbytes in curve:
             raise FormatError(f"{row.chip} has {row.opcode} of {nbytes} bytes twice")
         curve[nbytes] = round(nbytes * 10**9 / row.throughput)
     order = list(MACHINES)
     found = [
         Curve(
-            machine, kind, ranks,
+            name.machine, name.kind, name.ranks,
             np.asarray(sorted(curve), np.int64),
             np.asarray([curve[size] for size in sorted(curve)], np.int64),
-            groups, algorithm, dtype, step=step,
+            name.groups, name.algorithm, name.dtype, step=name.step,
         )
-        for (machine, kind, ranks, groups, dtype, algorithm, step), curve in sorted(
-            times.items(), key=lambda item: (order.index(item[0][0]), *item[0][1:])
+        for name, curve in sorted(
+            times.items(), key=lambda item: (order.index(item[0].machine), *item[0][1:])
         )
     ]  # fmt: skip
     return tuple(found), tuple(left_out)
 
 
-def _key(row: _Row) -> tuple:
-    for value, known in ((row.chip, _CHIPS), (row.opcode, _KINDS), (row.dtype, _DTYPES)):
-        if value not in known:
-            raise FormatError(f"{shown(value)} in XLA's table is not known here; add it")
-    machine, step = _CHIPS[row.chip]
-    kind, dtype = _KINDS[row.opcode], _DTYPES[row.dtype][0]
-    if kind == PERMUTE:
-        ranks = 1 + max(max(pair) for pair in row.pairs)
-        return machine, kind, ranks, 1, dtype, _pattern(row.pairs, ranks), step
-    return machine, kind, row.ranks, row.groups, dtype, "", step
-
-
 def _nbytes(row: _Row) -> int:
-    """Of the larger of operand and result; shapes are of results."""
+    """Bytes of the larger of operand and result; a shape is that of the result."""
     size = row.elements * _DTYPES[row.dtype][1]
     kind = KINDS.get(_KINDS[row.opcode])
     return size * row.ranks if kind is not None and kind.ends_with_shard else size

@@ -1,6 +1,6 @@
 """A network that measures itself: links, ports and uplinks from times of flows between processes.
 
-- ``meter``: the questions that a network is asked;
-- ``inference``: a network of the answers;
-- ``agents``: measuring over sockets, an agent in each process.
+- ``meter``: the questions that can be asked about a network;
+- ``inference``: a network from the answers;
+- ``agents``: measurements over sockets, with an agent in each process.
 """

@@ -1,13 +1,14 @@
-"""Measuring over sockets: an agent in each process, told by the first what to send.
+"""Measurements over sockets: an agent in each process sends what the first process orders.
 
-An agent listens at an address of its process, for connections of others that say the job's word.
-By one kind of connection the first process gives *orders* and reads answers, a line of JSON each;
-by the other kind bytes go from one agent to another. Flows of one order begin at the same moment,
-as far as orders arrive in time. The sender times them, until a byte comes back that says that all
-have come: the receiver's first byte may wait behind those of other flows, and its clock is another.
+An agent listens at an address of its process, for connections of others that send the job's word.
+There are two kinds of connections. Over the first, the first process gives *orders* and reads
+answers, each a line of JSON; over the second, bytes go from one agent to another. Flows of one
+order begin at the same moment, as far as orders arrive in time. The sender times them until a byte
+comes back to confirm that all have arrived: the receiver's first byte may wait behind those of
+other flows, and its clock is a different one.
 
-A datagram says how often it was forwarded, by the hops that it may still take; Linux alone tells a
-program.
+The number of hops that a datagram may still take tells how often it was forwarded; only Linux gives
+this number to programs.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from jaxcoll.probing.meter import Flow
 
 TIMEOUT = 30.0  # seconds in which an order must be done
 _ORDERS, _BYTES = b"o", b"b"
-_HEADER = struct.Struct("!Q")  # how many bytes follow
+_HEADER = struct.Struct("!Q")  # number of bytes that follow
 _HELLO = struct.Struct("!32ss")  # the word, and the kind of connection
 _DATAGRAM = struct.Struct("!32sI")
 _PART = 1 << 18
 _HOPS, _DATAGRAMS, _PINGS = 64, 3, 12
-# Until which flows wait after the first of their orders is sent, so that all have come.
+# Seconds from sending the first order of flows to their start, so that all orders have arrived.
 _LEAD = 0.004
-# Which Python's socket module does not name everywhere.
+# Python's socket module does not name these on all platforms.
 _IP_RECVTTL, _IP_TTL = 12, 2
 
 
 class Address(NamedTuple):
-    """Where an agent listens, and the word that it must be told."""
+    """The address at which an agent listens, and the word that it expects."""
 
     host: str
     port: int
@@ -56,9 +57,9 @@ class Agent:
     """The agent of a process; a context that ends its connections.
 
     Args:
-        rank: of the process.
+        rank: rank of the process.
         host: the address at which it listens.
-        word: that others must say, 32 characters.
+        word: the word that others must send, 32 characters.
 
     Raises:
         CollectiveError: it cannot listen there.
@@ -105,7 +106,7 @@ class Agent:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError:  # the socket was closed
                 return
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
 
@@ -124,7 +125,7 @@ class Agent:
                 self._ordered.set()
             else:
                 self._receive(sock)
-        except OSError:  # of a stranger, or at the end
+        except OSError:  # from a stranger, or at the end
             sock.close()
 
     def _receive(self, sock: socket.socket) -> None:
@@ -151,7 +152,7 @@ class Agent:
         while True:
             try:
                 said, about, _, _ = sock.recvmsg(_DATAGRAM.size, 256)
-            except OSError:  # closed
+            except OSError:  # the socket was closed
                 return
             if len(said) < _DATAGRAM.size:
                 continue
@@ -166,10 +167,10 @@ class Agent:
     # ------------------------------------------------------------------ what is ordered
 
     def serve(self, peers: Sequence[Address]) -> Any:
-        """Do what the first process orders, until it says what it has found.
+        """Carry out the first process's orders, until it sends its result.
 
         Raises:
-            CollectiveError: it failed, or its process has ended.
+            CollectiveError: the first process failed or has ended.
         """
         self.know(peers)
         if not self._ordered.wait(TIMEOUT) or self._orders is None:
@@ -192,11 +193,11 @@ class Agent:
         raise CollectiveError("probe: the first process has ended before it found a network")
 
     def know(self, peers: Sequence[Address]) -> None:
-        """Learn where the others are."""
+        """Learn the addresses of the others."""
         self._peers = peers
 
     def obey(self, order: Mapping[str, Any]) -> Any:
-        """Do what is ordered, and answer."""
+        """Carry out an order, and answer."""
         if order["do"] == "flows":
             return self._flows(order)
         if order["do"] == "ping":
@@ -216,7 +217,7 @@ class Agent:
         return self._to[rank]
 
     def _flows(self, order: Mapping[str, Any]) -> list[float]:
-        """Seconds of flows to other ranks that begin together, once the others have their order."""
+        """Seconds of flows to other ranks that begin together, once the others have orders."""
         begin = time.perf_counter() + order["wait"]
         sockets = {rank: self._connected(rank) for rank, _ in order["send"]}
         with futures.ThreadPoolExecutor(len(sockets)) as pool:
@@ -232,20 +233,20 @@ class Agent:
             return [each.result() for each in sent]
 
     def _ping(self, rank: int) -> float:
-        """Half of the shortest time there and back."""
+        """Half of the shortest round-trip time."""
         sock = self._connected(rank)
         return min(_timed(sock, 0, 0.0) for _ in range(_PINGS)) / 2
 
 
 class Wires:
-    """The meter of the first process: gives orders to all agents. A context.
+    """The meter of the first process, which gives orders to all agents. A context.
 
     Args:
-        agent: of the first process.
-        addresses: of all agents, by rank.
+        agent: the agent of the first process.
+        addresses: the addresses of all agents, by rank.
 
     Raises:
-        CollectiveError: an agent cannot be reached; later, it fails, or does not answer in time.
+        CollectiveError: an agent cannot be reached, or later fails or does not answer in time.
     """
 
     def __init__(self, agent: Agent, addresses: Sequence[Address]) -> None:
@@ -269,7 +270,7 @@ class Wires:
             sock.close()
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Order all other agents something that they do not answer."""
+        """Give an order to all other agents that they do not answer."""
         for sock in self._orders.values():
             with contextlib.suppress(OSError):
                 sock.sendall(json.dumps(order).encode() + b"\n")
@@ -365,7 +366,7 @@ def _connect(address: Address, kind: bytes, rank: int, to: int) -> socket.socket
 
 
 def _timed(sock: socket.socket, nbytes: int, begin: float) -> float:
-    """Send bytes from a moment on; the seconds until all are said to have come."""
+    """Send bytes from a given moment on; return the seconds until all are confirmed."""
     zeros = memoryview(bytes(min(nbytes, _PART)))
     time.sleep(max(0.0, begin - time.perf_counter()))
     begun = time.perf_counter()

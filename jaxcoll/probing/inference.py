@@ -1,23 +1,23 @@
-"""A network from times of flows: cables, ports of switches, groups behind narrow uplinks.
+"""A network inferred from times of flows: cables, ports of switches, and narrow uplinks.
 
-Ranks see no cables. They see how often their bytes are forwarded, and how long flows take alone
+Ranks do not see cables. They see how often their bytes are forwarded, and how long flows take alone
 and together:
 
-1. *Near* pairs have no rank on the way from one to the other: those that no two shorter ways
-   explain. They send to each other in rounds in which a rank sends to one and receives from one.
-2. *Fans*: a rank sends to all that are near it at once. If that takes as long as one of these
-   flows, each has a cable of its own; if it takes as long as all of them one after the other, they
-   leave by one *port*; else the flows are paired, to see which of them share one. Fans into a rank
-   likewise.
-3. *Segments*: pairs that share a port at either end are of one. A segment of two ranks is a cable
-   in one direction; a larger one is a switch, with a port of each rank, up and down.
-4. *Groups*: permutations of a switch's ranks at once. Pairs that are then slower than their ports
-   cross something narrow; the others are of one group, a host say. What leaves or enters a group at
-   once is the bandwidth of its uplink.
+1. *Near* pairs have no rank between them: those that two shorter paths do not explain. They send to
+   each other in rounds in which a rank sends to one and receives from one.
+2. *Fans*: a rank sends to all ranks near it at once. If that takes as long as one of these flows,
+   each has its own cable. If it takes as long as all of them one after the other, they leave by one
+   *port*. Otherwise the flows are paired, to see which of them share a port. Fans into a rank are
+   treated likewise.
+3. *Segments*: pairs that share a port at either end belong to one segment. A segment of two ranks
+   is a cable in one direction; a larger one is a switch, with a port of each rank, up and down.
+4. *Groups*: permutations of a switch's ranks send at once. Pairs that are then slower than their
+   ports cross a narrow link; the others belong to one group, for example a host. The rate at which
+   all of a group send or receive at once is the bandwidth of its uplink.
 
-Times are taken two or three times, and the least counts: whatever else runs on a machine makes
-flows longer, seldom shorter. Links of one kind, within a tenth of each other, get its median; a
-link that is off by more is a finding.
+Times are taken two or three times, and the least counts, because other work on a machine makes
+flows longer and seldom shorter. Links of one kind, within a tenth of each other, get its median; a
+link that differs by more is a finding.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ from jaxcoll.topology import Topology
 Pair = tuple[int, int]
 Again = Callable[[], float]
 
-# Seconds that a flow takes alone: long beside the milliseconds by which a busy machine is late.
+# Seconds that a flow takes alone: long compared with the milliseconds of delay on a busy machine.
 _TIME = 0.07
 _REPEATS = 3
 _FIRST_BYTES, _MOST_BYTES = 1 << 15, 1 << 28
-# Flows that share nothing take as long as one, those that share a port as long as all of them one
-# after the other; what lies in between by less than this share of the way is taken for the end.
+# Flows that share nothing take as long as one; those that share a port take as long as all of them
+# one after the other. A time in between counts as one of these ends if it is nearer to it than this
+# share of the distance.
 _NEAR_AN_END = 0.25
-# Once is enough where it was nearer than this to an end.
+# One measurement is enough if it was nearer than this to an end.
 _CLEAR = 0.15
-# Permutations in which more than a few pairs get less than this cross something narrow.
+# Permutations in which more than a few pairs get less than this share cross a narrow link.
 _ACROSS, _BY_CHANCE = 0.75, 0.06
-# Beside the shifts, random permutations: a few, and where something is narrow many, until each pair
-# was in so many.
+# Random permutations in addition to the shifts: a few, and if there is a narrow link many, until
+# each pair has occurred this many times.
 _FEW_PERMUTATIONS, _MANY_PERMUTATIONS, _MOST_PERMUTATIONS, _APPEARANCES = 3, 18, 32, 4
-# An uplink through which a group's ports get more than this is none: the switch does not block.
+# If a group's ports get more than this share through an uplink, the switch does not block.
 _FULL = 0.85
-# Processes are woken some microseconds late, so that shorter latencies are not seen.
+# Processes are woken some microseconds late, so shorter latencies cannot be measured.
 _LEAST_LATENCY = 5e-6
-# Kinds of links whose rates are within the first of each other are one; rates of one kind are each
-# within the second of the next.
+# Kinds of links whose rates are within the first of each other are one kind; rates of one kind are
+# each within the second of the next.
 _EQUAL, _SAME = 0.04, 0.12
-_FEW = 0.2  # a kind with fewer of all links than this is none
+_FEW = 0.2  # a kind with a smaller share of all links does not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Link:
     """A directed link that was found.
 
     Attributes:
-        role: cable, port or uplink: links are compared with those of the same.
-        src, dst: vertices.
+        role: cable, port or uplink; links are compared with links of the same role.
+        src, dst: its vertices.
         alpha, bandwidth: seconds, and bytes per second, as measured.
         again: measures the bandwidth once more.
     """
@@ -92,10 +93,10 @@ class Fit:
     """A network found by measurement.
 
     Attributes:
-        network: with the bandwidth of its kind for each link that is like the others.
-        findings: a sentence for each link that is unlike its kind.
-        errors: of the check: seconds measured over those that the network gives, of permutations of
-            all ranks; float64 of shape (permutations,).
+        network: each link that is similar to others has the bandwidth of its kind.
+        findings: a sentence for each link that differs from its kind.
+        errors: results of the check: measured seconds over those that the network gives, for
+            permutations of all ranks; float64 of shape (permutations,).
     """
 
     network: Topology
@@ -104,11 +105,11 @@ class Fit:
 
 
 def infer(meter: Meter, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Fit:
-    """The network that times of flows tell of.
+    """The network that the times of flows imply.
 
     Args:
-        meter: the network.
-        seed: of the permutations.
+        meter: measures the network.
+        seed: seed of the permutations.
         say: called with the name of each measurement.
     """
     say("counting hops")
@@ -137,7 +138,7 @@ def infer(meter: Meter, seed: int = 0, say: Callable[[str], None] = lambda text:
 
 
 def near_pairs(hops: np.ndarray) -> list[Pair]:
-    """The pairs with no rank on the way; hops that are not known count as none."""
+    """The pairs with no rank between them; unknown numbers of hops count as none."""
     n, known = len(hops), np.maximum(hops, 0)
     found = []
     for a, b in itertools.permutations(range(n), 2):
@@ -160,7 +161,7 @@ Ports = dict[int, list[Port]]
 
 
 class _Timed:
-    """Rates of near pairs, and what their flows share."""
+    """Rates of near pairs, and the ports that their flows share."""
 
     def __init__(self, meter: Meter, pairs: Sequence[Pair]) -> None:
         self._meter = meter
@@ -174,8 +175,9 @@ class _Timed:
         return max(0.0, self._latency[pair])
 
     def _time(self, pairs: Sequence[Pair]) -> None:
-        """The rates of pairs that send at once: flows grow until each takes its time."""
-        # A flow as fast as those before takes a fourth of its time: one at a tenth is not too long.
+        """Measure rates of pairs that send at once: flows grow until each takes its full time."""
+        # A flow as fast as earlier ones then takes a fourth of its time; at a tenth of their speed
+        # it is not too long.
         usual = float(np.median([*self.rate.values()])) if self.rate else 0.0
         nbytes = dict.fromkeys(pairs, max(_FIRST_BYTES, int(_TIME / 4 * usual)))
         while True:
@@ -191,8 +193,8 @@ class _Timed:
                 if pair in short:
                     larger = min(32.0, max(2.0, _TIME / max(t, 1e-9)))
                     nbytes[pair] = min(_MOST_BYTES, int(larger * nbytes[pair]))
-        # All for their whole time: of a flow that is half as long what passes unhindered at its
-        # begin, into queues and buckets, counts twice.
+        # All flows send for their whole time: if a flow were half as long, the part that passes
+        # freely into queues and buckets at its start would count twice.
         nbytes = {
             pair: min(_MOST_BYTES, max(size, int(size * _TIME / max(t, 1e-9))))
             for (pair, size), t in zip(nbytes.items(), seconds, strict=True)
@@ -202,18 +204,18 @@ class _Timed:
             self.rate[pair] = nbytes[pair] / max(t, 1e-9)
 
     def seconds(self, nbytes: dict[Pair, int]) -> np.ndarray:
-        """Seconds of flows at once."""
+        """Seconds of simultaneous flows."""
         return self._meter.times([Flow(*pair, size) for pair, size in nbytes.items()])
 
     def sharing(self, pairs: Sequence[Pair]) -> tuple[float, dict[Pair, int], np.ndarray]:
-        """Seconds of flows at once over those of each alone; the bytes and the seconds of each.
+        """Ratio of the seconds of flows at once to those of each alone; their bytes and seconds.
 
-        Each has so many bytes that it takes the same time alone.
+        Each flow has so many bytes that it would take the same time alone.
         """
         alone = 1.5 * _TIME / len(pairs)
         nbytes = {pair: max(1, int(alone * self.rate[pair])) for pair in pairs}
         best, count = self.seconds(nbytes), 1
-        # Whatever else runs makes flows look as if they shared something, never the opposite.
+        # Other work makes flows look as if they shared a port, never the opposite.
         while count < _REPEATS:
             share = (best.max() / alone - 1) / (self._most(pairs) - 1)
             if share < _CLEAR or (count > 1 and share > 1 - _CLEAR):
@@ -222,7 +224,7 @@ class _Timed:
         return float(best.max() / alone), nbytes, best
 
     def cable(self, pair: Pair) -> Port:
-        """A pair that shares nothing."""
+        """The port of a pair that shares none."""
         return Port(frozenset([pair]), self.rate[pair], functools.partial(self._alone, pair))
 
     def _alone(self, pair: Pair) -> float:
@@ -230,7 +232,7 @@ class _Timed:
         return self.rate[pair]
 
     def ports(self, fan: Sequence[Pair]) -> list[Port]:
-        """The flows of a fan by the port that they share, each with that port's bandwidth."""
+        """The flows of a fan grouped by the port that they share, with each port's bandwidth."""
         if not fan:
             return []
         if len(fan) == 1:
@@ -239,7 +241,8 @@ class _Timed:
         part = (times - 1) / (self._most(fan) - 1)
         if part < _NEAR_AN_END:
             return [self.cable(pair) for pair in fan]
-        # Four that share are hard to tell from three that do beside one that does not.
+        # Four flows that share a port are hard to distinguish from three that do and one that does
+        # not.
         if len(parts := self._parts(fan)) > 1:
             one_each = [max(pairs, key=lambda pair: self.rate[pair]) for pairs in parts]
             if self._is_apart(one_each):
@@ -256,8 +259,8 @@ class _Timed:
     def _port(self, nbytes: dict[Pair, int], seconds: np.ndarray) -> float:
         """The bandwidth of a port that flows share, which took these times at once.
 
-        Twice more, each of them as long as it should be to end with the others, so that none leaves
-        the port to those that are slower elsewhere.
+        The flows run twice more, each with so many bytes that it should end with the others, so
+        that none leaves the port to flows that are slower elsewhere.
         """
         fastest = sum(nbytes.values()) / float(seconds.max())
         for _ in range(2):
@@ -270,11 +273,11 @@ class _Timed:
         return fastest
 
     def _is_apart(self, pairs: Sequence[Pair]) -> bool:
-        """Whether flows share nothing."""
+        """Whether flows share no port."""
         return self.sharing(pairs)[0] < 1 + 0.5 * (self._most(pairs) - 1)
 
     def _parts(self, fan: Sequence[Pair]) -> list[list[Pair]]:
-        """The flows of a fan, together those whose other ends are near each other."""
+        """The flows of a fan, in groups whose other ends are near each other."""
         which = 0 if len({a for a, _ in fan}) > 1 else 1
         end = {pair: pair[which] for pair in fan}
         graph = nx.Graph()
@@ -285,13 +288,13 @@ class _Timed:
         return [sorted(part) for part in nx.connected_components(graph)]
 
     def _most(self, fan: Sequence[Pair]) -> float:
-        """The times of one flow that all take if they share a port as fast as the fastest."""
+        """The time of flows through one port, as fast as the fastest, in times of one flow."""
         rates = [self.rate[pair] for pair in fan]
         return sum(rates) / max(rates)
 
 
 def segments(out: Ports, into: Ports) -> list[list[Pair]]:
-    """Pairs that are joined by ports that they share at either end, in order."""
+    """Pairs grouped by the ports that they share at either end, in order."""
     graph = nx.Graph()
     for side, ports in (("out", out), ("into", into)):
         for rank, found in ports.items():
@@ -306,7 +309,7 @@ def segments(out: Ports, into: Ports) -> list[list[Pair]]:
 
 
 def _permutations(k: int, generator: np.random.Generator) -> Iterator[Iterable[int]]:
-    """The shifts of k, and after them at random, but of four all that leave none in its place."""
+    """The shifts of k, then random permutations; for up to four all without a fixed point."""
     yield from (np.roll(np.arange(k), -i) for i in range(1, k))
     if k > 4:
         yield from (generator.permutation(k) for _ in range(_MOST_PERMUTATIONS))
@@ -349,7 +352,7 @@ class _Switch:
         self.num_vertices = len(self.groups) + (len(self.groups) > 2)
 
     def _port(self, ports: Sequence[Port]) -> Port:
-        """The port of a rank in this segment, its fastest where it seems to have several."""
+        """The port of a rank in this segment; its fastest if it seems to have several."""
         return max((p for p in ports if p.pairs & self._pairs), key=lambda p: p.bandwidth)
 
     def _find_groups(self, generator: np.random.Generator) -> list[list[int]]:
@@ -377,7 +380,7 @@ class _Switch:
             return [self.ranks]
         speed = np.divide(speed, seen, out=np.ones_like(speed), where=seen > 0)
         slowness = np.triu(1 - speed, 1)
-        # By all that is slow for them: two ranks of two groups may never have met in a full cable.
+        # All slowness counts: two ranks of two groups may never have met in a full cable.
         tree = hierarchy.linkage(pdist(slowness + slowness.T), "average")
         labels = hierarchy.fcluster(tree, tree[-1, 2] / 2, "distance")
         found = [[r for r, of in zip(self.ranks, labels, strict=True) if of == label]
@@ -385,7 +388,7 @@ class _Switch:
         return sorted(found)
 
     def _through(self, senders: Sequence[int], receivers: Sequence[int]) -> float:
-        """The rate at which ranks send to others at once, each to one or by turns to several."""
+        """The rate at which ranks send to others at once, each to one or in turn to several."""
         pairs = {
             (senders[i % len(senders)], receivers[i % len(receivers)])
             for i in range(max(len(senders), len(receivers)))
@@ -422,7 +425,7 @@ class _Switch:
             ways, core = [], len(self.groups)
             for i, group in enumerate(self.groups):
                 others = [rank for rank in self.ranks if rank not in group]
-                # Spread over the other groups, so that none of these is what is measured.
+                # Spread over the other groups, so that the uplinks of these do not limit the rate.
                 others.sort(key=lambda r: (self.groups[group_of[r]].index(r), group_of[r]))
                 chosen = others[: max(len(group), len(self.groups) - 1)]
                 ways += [(i, core, group, chosen, across / 2), (core, i, chosen, group, across / 2)]
@@ -435,7 +438,7 @@ class _Switch:
         return found
 
     def _uplink(self, senders: Sequence[int], receivers: Sequence[int]) -> float:
-        """The rate of ranks that send to others at once; that of the ports where these are full."""
+        """The rate of ranks that send to others at once; that of their ports if these are full."""
         ports = min(sum(self.up[a] for a in senders), sum(self.down[b] for b in receivers))
         rate = self._through(senders, receivers)
         return ports if rate > _FULL * ports else rate
@@ -462,15 +465,16 @@ class _Network:
     groups: Sequence[tuple[int, Sequence[int]]]
 
     def name(self, vertex: int) -> str:
-        """A vertex in words."""
+        """The name of a vertex."""
         if vertex < self.num_ranks:
             return f"rank {vertex}"
         ranks = dict(self.groups).get(vertex)
         return "the core switch" if ranks is None else f"the switch of ranks {_ranges(ranks)}"
 
     def confirmed(self) -> _Network:
-        """The network with links that are unlike their kind measured twice more: whatever else runs
-        may have made one so, and the median counts.
+        """The network after measuring links that differ from their kind twice more.
+
+        Other work may have caused the difference, so the median counts.
         """
         links = list(self.links)
         for cluster, usual in _kinds(links):
@@ -480,11 +484,11 @@ class _Network:
         return dataclasses.replace(self, links=links)
 
     def named(self) -> tuple[list[Link], list[str]]:
-        """The links with the numbers of their kinds, and those that are unlike, in sentences."""
+        """The links with the numbers of their kinds, and sentences about those that differ."""
         found, said, rates = [], [], list[float]()
         for cluster, usual in _kinds(self.links):
             median = float(np.median([link.bandwidth for link in cluster]))
-            # Cables and ports of one rate to within what is seen get the same number.
+            # Cables and ports whose rates are equal within the accuracy get the same number.
             close = [rate for rate in rates if abs(rate / median - 1) < _EQUAL]
             rate = close[0] if close else _rounded(median, 3)
             if not usual:
@@ -500,7 +504,7 @@ class _Network:
 
 
 def _kinds(links: Sequence[Link]) -> list[tuple[list[Link], float]]:
-    """Links by rate, those of a role together; with the rate of their kind where they are unlike.
+    """Links grouped by rate and role; with the rate of their kind if they differ from it.
 
     Kinds come first, with a rate of 0.
     """
@@ -515,14 +519,14 @@ def _kinds(links: Sequence[Link]) -> list[tuple[list[Link], float]]:
         for cluster in clusters:
             if cluster not in usual:
                 rate = float(np.median([link.bandwidth for link in cluster]))
-                # What is slow was as fast as a faster kind.
+                # A slow link was as fast as a faster kind.
                 key = [(other < rate, abs(np.log(other / rate))) for other in medians]
                 unlike.append((cluster, medians[key.index(min(key))]))
     return [*kinds, *unlike]
 
 
 def _clusters(links: Sequence[Link]) -> list[list[Link]]:
-    """Links by rate: those of one cluster are each within a few per cent of the next."""
+    """Links grouped by rate: those of one cluster are each within a few per cent of the next."""
     ordered = sorted(links, key=lambda link: link.bandwidth)
     found = [[ordered[0]]]
     for before, link in itertools.pairwise(ordered):
@@ -533,7 +537,7 @@ def _clusters(links: Sequence[Link]) -> list[list[Link]]:
 
 
 def _is_kind(cluster: Sequence[Link], links: Sequence[Link]) -> bool:
-    """Whether links are a kind of their own, and not a few that are unlike the others."""
+    """Whether links are a kind of their own, and not a few that differ from the others."""
     ends = [{link.src, link.dst} for link in cluster]
     of_one_end = bool(set.intersection(*ends))
     return len(cluster) == len(links) or (len(cluster) >= _FEW * len(links) and not of_one_end)
@@ -562,7 +566,7 @@ def _checked(meter: Meter, found: _Network, generator: np.random.Generator) -> F
 
 
 def _error(meter: Meter, network: Topology, pairs: Sequence[Pair]) -> float:
-    """Seconds of flows of equal bytes over those of the link that carries most of them."""
+    """Seconds of equal flows, relative to those of the link that carries most of them."""
     src, dst = np.array(pairs).T
     edges = forwarded_routes(network, src, dst)
     load = np.bincount(edges.path_link, minlength=network.num_links) / network.bandwidth
@@ -572,7 +576,7 @@ def _error(meter: Meter, network: Topology, pairs: Sequence[Pair]) -> float:
 
 
 def _named(found: _Network, links: Sequence[Link]) -> tuple[Topology, list[str]]:
-    """The network, as a torus or a hypercube where it is one, perhaps without some cables."""
+    """The network, as a torus or a hypercube if it is one, perhaps without some cables."""
     n = found.num_ranks
     bandwidth = {(link.src, link.dst): link.bandwidth for link in links}
     if all(link.role == "cable" for link in links) and n > 2:
@@ -598,11 +602,11 @@ def _named(found: _Network, links: Sequence[Link]) -> tuple[Topology, list[str]]
 
 
 def with_devices(network: Topology, devices: Sequence[Sequence[int]], bandwidth: float) -> Topology:
-    """A network whose ranks are processes, as one of their devices.
+    """A network whose ranks are processes, changed to have their devices as ranks.
 
     Args:
         devices: the numbers of each process's devices.
-        bandwidth: of a process's memory, bytes per second.
+        bandwidth: bandwidth of a process's memory, bytes per second.
     """
     n, processes = sum(map(len, devices)), network.num_ranks
     place = np.arange(network.num_vertices) + n
@@ -625,7 +629,7 @@ def with_devices(network: Topology, devices: Sequence[Sequence[int]], bandwidth:
 
 
 def _families(n: int, alpha: float, bandwidth: float) -> list[Topology]:
-    """Networks of cables that have names, ranks in their order."""
+    """Named networks of cables, with ranks in their order."""
     kwargs = {"alpha": alpha, "bandwidth": int(bandwidth)}
     found = [topologies.ring(n, bidirectional=False, **kwargs), topologies.ring(n, **kwargs)]
     for sides in _factorizations(n):
@@ -652,14 +656,14 @@ def _rounded(value: float, digits: int) -> float:
 
 
 def _of(rate: float, usual: float) -> str:
-    """A rate beside the usual one, in bits per second."""
+    """A rate and the usual one, in bits per second."""
     units = {"Gbit/s": 1.25e8, "Mbit/s": 1.25e5, "kbit/s": 125.0}
     unit = next((unit for unit, size in units.items() if usual >= size), "kbit/s")
     return f"{rate / units[unit]:.3g} of {usual / units[unit]:.3g} {unit}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Numbers with their runs as FIRST-LAST."""
+    """Numbers, with runs as FIRST-LAST."""
     parts = []
     for _, run in itertools.groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0]):
         numbers = [number for _, number in run]

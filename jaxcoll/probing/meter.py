@@ -1,4 +1,4 @@
-"""The questions that a network is asked: how long flows take, alone and together."""
+"""The questions that can be asked about a network: the times of flows, alone and together."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ class Flow(NamedTuple):
 
 
 class Meter(Protocol):
-    """A network as ranks see it: what comes through, and when."""
+    """A network as ranks see it: which bytes arrive, and when."""
 
     num_ranks: int
 
     def hops(self) -> np.ndarray:
-        """How often what goes from a rank to another is forwarded, int64 of shape (ranks, ranks).
+        """How often bytes from a rank to another are forwarded, int64 of shape (ranks, ranks).
 
-        0 where nobody but a switch that IP does not see is in between; -1 where it is not known.
+        It is 0 if only switches that IP does not see are in between, and -1 if it is not known.
         """
         ...
 
     def latencies(self, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Seconds that a few bytes take from the first to the second rank, beside those of a rank
-        that sends them to itself; float64 of shape (pairs,).
+        """Seconds that a few bytes take from the first to the second rank, float64 (pairs,).
+
+        The time of a rank that sends them to itself is subtracted.
         """
         ...
 
     def times(self, flows: Sequence[Flow]) -> np.ndarray:
-        """Seconds of each flow, all at once; float64 of shape (flows,)."""
+        """Seconds of each of several simultaneous flows; float64 of shape (flows,)."""
         ...

@@ -1,21 +1,22 @@
-"""Proofs of files by a second opinion: the standard library, and nothing else of this package.
+"""Proofs of files by an independent checker, which uses only the standard library.
 
 ``jc.verify`` proves schedules in memory, with the types that synthesizers use. This package reads a
-file as its runtime does, replays it and believes nothing of ours: a mistake of the verifier, of
-``jc.io`` or of a type is not repeated. Shown of a file: every rank ends with all that the
-collective asks for, every contribution once; nothing stops, however few messages a connection
-holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
+file as its runtime does, replays it, and trusts no other part of the library, so it does not repeat
+a mistake of the verifier, of ``jc.io`` or of a type. For a file it shows that every rank ends with
+all that the collective asks for, every contribution once; that nothing stops, even if a connection
+holds few messages; that uses of a chunk are ordered if one of them writes; and that the runtime's
+parser takes the file.
 
 - ``answers``: questions, proofs and refusals;
-- ``kinds``: the collectives, a row each;
-- ``contents``: what buffers hold, as a chunk and the set of its contributions;
+- ``kinds``: the collectives, one per row;
+- ``contents``: the contents of buffers, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
-- ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;
-- ``msccl``: programs in MSCCL XML, of three runtimes;
-- ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``, what such a file says, and
-  ``plan_order``, which threads run apart;
-- ``hlo``: compiled HLO text: ``hlo_order``, all its collectives over all groups in one order, and
-  ``hlo_replay``, a program of one collective with contributions for numbers.
+- ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``: the content of such a file;
+- ``msccl``: programs in MSCCL XML, for three runtimes;
+- ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``: the content of such a file;
+  ``plan_order``: the threads that run independently;
+- ``hlo``: compiled HLO text; ``hlo_order``: all its collectives over all groups in one order;
+  ``hlo_replay``: a program of one collective with contributions instead of numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jaxcoll.prove.kinds import KINDS
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
 
 MAX_BYTES = 2**27
-PROGRAM = "program"  # what a whole HLO program is called in place of a collective
+PROGRAM = "program"  # the name of a whole HLO program, in place of a collective
 
 
 def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | None = None, *,
@@ -49,7 +50,7 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise NotRead(f"more than the {MAX_BYTES} bytes that are read at most")
-    # PowerShell's > writes UTF-16, and says so in the first bytes.
+    # PowerShell's > writes UTF-16, with a mark in the first bytes.
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8"
     try:
         text = data.decode(encoding)
@@ -62,28 +63,28 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
 def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
                root: int | Sequence[int] | None = None,
                runtime: str | None = None) -> Proof:  # fmt: skip
-    """Prove a schedule, a program, a plan or compiled HLO, told apart by its content.
+    """Prove a schedule, a program, a plan or compiled HLO; the content tells which it is.
 
     Args:
-        kind: the collective that it must be, one of ``KINDS``; the file's own where omitted. HLO
-            says none: without a kind only the order of its collectives is proved.
-        ranks: how many ranks it must have; the file's own where omitted.
-        root: of a rooted collective in a file that does not name it, any but a schedule; 0 where
-            omitted; of reduce_to_some several.
-        runtime: of MSCCL XML: ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; one of
-            them, whichever, where omitted.
+        kind: the collective that it must be, one of ``KINDS``; if omitted, that of the file. HLO
+            does not name one: without a kind only the order of its collectives is proved.
+        ranks: the number of ranks that it must have; if omitted, that of the file.
+        root: the root of a rooted collective, for files that do not name it, which are all except
+            schedules; 0 if omitted; several roots for reduce_to_some.
+        runtime: for MSCCL XML, ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; if
+            omitted, those of any one of them.
 
     Raises:
-        NotRead: no such file, one that is cut short, of another version, or too large; a root or
-            runtime of a file or collective that has none.
-        NotProved: it is read and does not do what is asked, naming rank and chunk where one is
-            wrong.
+        NotRead: there is no such file, it is cut short, of another version, or too large; or a root
+            or runtime is given for a file or collective that has none.
+        NotProved: the file is read but does not do what is asked; the error names rank and chunk if
+            one is wrong.
     """
     if kind is not None and kind not in KINDS:
         raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")
     roots = (root or 0,) if root is None or isinstance(root, int) else tuple(root)
     proof = _prove(text, Asked(kind, ranks, roots, runtime))
-    # What does not apply would be taken for a part of the proof.
+    # An argument that does not apply would be taken for a part of the proof.
     if runtime is not None and proof.format != "MSCCL XML":
         raise NotRead(f"a runtime is of MSCCL XML, and this is {proof.format}; leave it out")
     kind_row = KINDS.get(proof.collective)
@@ -95,7 +96,7 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
 
 
 def _prove(text: str, asked: Asked) -> Proof:
-    text = text.removeprefix("\ufeff")  # a mark of some editors
+    text = text.removeprefix("\ufeff")  # a byte order mark
     start = text[:4096].lstrip()
     if not start:
         raise NotRead("the file is empty; write it again")

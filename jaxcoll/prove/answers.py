@@ -1,4 +1,4 @@
-"""Questions about a file, and their answers: a proof, or in a line why it is not proved."""
+"""Questions about a file, and their answers: a proof, or a line that says why there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOST_QUOTED = 60
 
 
 def quoted(value: object) -> str:
-    """A part of a file as a message shows it: at most 60 characters, and no line break."""
+    """A part of a file as messages show it: at most 60 characters, without line breaks."""
     if isinstance(value, (list, dict)):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     text = repr(value[:_MOST_QUOTED] if isinstance(value, str) else value)
@@ -20,7 +20,7 @@ class NotRead(ValueError):
 
 
 class NotProved(ValueError):
-    """The file is read, and does not do what is asked; ``rank`` and ``chunk`` where there are."""
+    """The file is read but does not do what is asked; ``rank`` and ``chunk`` if they are known."""
 
     def __init__(self, message: str, rank: int | None = None, chunk: int | None = None):
         super().__init__(message)
@@ -28,7 +28,7 @@ class NotProved(ValueError):
 
 
 class Asked(NamedTuple):
-    """The caller's claims about a file; None where the file itself says it."""
+    """The caller's claims about a file; None where the file itself states it."""
 
     kind: str | None
     ranks: int | None
@@ -36,11 +36,11 @@ class Asked(NamedTuple):
     runtime: str | None
 
     def agreed(self, kind: str | None, ranks: int) -> str:
-        """The kind, where file and caller agree on it and on the ranks."""
+        """The collective, after checking that file and caller agree on it and on the ranks."""
         if self.ranks is not None and ranks != self.ranks:
-            raise NotProved(f"the file is of {ranks} ranks, asked was for {self.ranks}")
+            raise NotProved(f"the file has {ranks} ranks, but {self.ranks} were asked for")
         if None not in (kind, self.kind) and kind != self.kind:
-            raise NotProved(f"the file is said to be {kind}, asked was for {self.kind}")
+            raise NotProved(f"the file states {kind}, but {self.kind} was asked for")
         found = kind or self.kind
         if found is None:
             raise NotProved("the file does not say which collective it is; say it: --as all_reduce")

@@ -1,4 +1,4 @@
-"""What buffers hold while a file is replayed: a chunk, and the set of its contributions as bits."""
+"""Contents of buffers while a file is replayed: a chunk, and its contributions as bits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jaxcoll.prove.kinds import KINDS
 
 
 class Value(NamedTuple):
-    """A chunk, and the ranks whose contributions it sums; a single bit where nothing is added."""
+    """A chunk, and the ranks whose contributions it sums; a single bit if nothing is added."""
 
     chunk: int
     ranks: int
 
 
 def summed(a: Value, b: Value, rank: int) -> Value:
-    """The sum of two partial sums of one chunk, which have no contribution in common."""
+    """The sum of two partial sums of one chunk, which must not share a contribution."""
     if a.chunk != b.chunk:
         raise NotProved(f"rank {rank} adds chunk {b.chunk} to chunk {a.chunk}", rank, b.chunk)
     twice = a.ranks & b.ranks
@@ -26,36 +26,38 @@ def summed(a: Value, b: Value, rank: int) -> Value:
     return Value(a.chunk, a.ranks | b.ranks)
 
 
-Cell = tuple[int, str, int]  # rank, buffer, chunk of it
+Cell = tuple[int, str, int]  # rank, buffer, chunk in it
 
 
 class Buffers:
-    """Input, output and scratch of all ranks, in chunks; made as they are touched."""
+    """Input, output and scratch of all ranks, in chunks; cells are created when first used."""
 
     def __init__(self, kind: str, ranks: int, chunks: int, in_place: bool, roots: tuple[int, ...]):
         row = KINDS[kind]
         if not row.is_replayed:
             raise NotProved(f"programs of {kind} are not replayed")
         if chunks % ranks and (row.takes_shard or row.gives_shard or row.is_exchange):
-            raise NotProved(f"{chunks} chunks are not equally many for {ranks} ranks")
+            raise NotProved(f"{chunks} chunks do not divide evenly among {ranks} ranks")
         for root in roots:
             if not 0 <= root < ranks:
                 raise NotProved(f"the root must be a rank, 0 to {ranks - 1}, got {root}")
         if not roots or (len(roots) > 1 and row.roots != "some"):
-            raise NotProved(f"{kind} has not {len(roots)} roots")
+            raise NotProved(f"{kind} cannot have {len(roots)} roots")
         self.kind, self.ranks, self.chunks = row, ranks, chunks
         self.in_place, self.roots, self.share = in_place, roots, max(1, chunks // ranks)
-        # A bit per rank: a sum is complete when all are set, and two that share one count it twice.
+        # One bit per rank: a sum is complete if all are set, and two that share a bit count it
+        # twice.
         self.full = (1 << ranks) - 1 if row.adds else 1
         self.held: dict[Cell, Value] = {}
 
     def cell(self, rank: int, buffer: str, at: int) -> Cell:
-        """A cell; buffers that are one in place have one name."""
+        """A cell; buffers that coincide in place have one name."""
         if not self.in_place or buffer == "s":
             return rank, buffer, at
         if self.kind.takes_shard:
             return rank, "o", at if buffer == "o" else rank * self.share + at
-        # Of an all_gather the output is whole, else the input; the other is a window of it.
+        # The whole buffer is the output of an all_gather, else the input; the other is a window of
+        # it.
         at = rank * self.share + at if self.kind.gives_shard and buffer == "o" else at
         return rank, "i", at
 
@@ -63,7 +65,7 @@ class Buffers:
         """The value of a cell.
 
         Raises:
-            NotProved: nothing was written or given.
+            NotProved: the cell was neither written nor given.
         """
         found = self.held.get(cell) or self.given(*cell)
         if found is None:
@@ -88,10 +90,10 @@ class Buffers:
         return None
 
     def check_end(self) -> None:
-        """Every rank holds in its output what the collective asks for.
+        """Check that every rank's output holds what the collective asks for.
 
         Raises:
-            NotProved: naming the first rank and chunk that is wrong.
+            NotProved: a chunk is wrong; the error names the first rank and chunk.
         """
         for rank in range(self.ranks):
             if self.kind.adds and self.kind.is_rooted and rank not in self.roots:
@@ -106,10 +108,10 @@ class Buffers:
 
 
 def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:
-    """A rank ends with a whole chunk.
+    """Check that a rank ends with a whole chunk.
 
     Raises:
-        NotProved: with nothing, another chunk, or a sum that lacks a contribution.
+        NotProved: it ends with nothing, another chunk, or a sum that lacks a contribution.
     """
     if found == (chunk, full):
         return

@@ -1,4 +1,4 @@
-"""JSON that is not trusted: every surprise refused, and fields of checked types."""
+"""JSON that is not trusted: every irregularity is refused, and fields have checked types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Reader = Callable[[object, str], Any]
 
 
 def parsed(text: str) -> dict:
-    """The JSON object of a text; keys are not repeated, numbers finite."""
+    """The JSON object of a text, without repeated keys, and with finite numbers."""
 
     def once(pairs: list) -> dict:
         found = dict(pairs)
@@ -30,8 +30,8 @@ def parsed(text: str) -> dict:
         return float(written)
 
     try:
-        # Python takes the last of repeated keys, NaN, and numbers of any length; other parsers do
-        # not, and a proof of one reading says nothing of another.
+        # Python accepts repeated keys (the last counts), NaN, and numbers of any length. Other
+        # parsers do not, and a proof for one reading says nothing about another.
         fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
     except RecursionError:
         raise NotRead("nested too deeply") from None
@@ -47,10 +47,10 @@ def parsed(text: str) -> dict:
 
 
 def said(value: object, name: str, asked: dict[str, Reader], /, **default: Any) -> dict[str, Any]:
-    """The fields of an object by their readers, and no others.
+    """The values of an object's fields, by their readers; other fields are refused.
 
     Args:
-        default: values of those that may be absent.
+        default: values of fields that may be absent.
     """
     if not isinstance(value, dict):
         raise NotRead(f'"{name}" must be an object, got {quoted(value)}')
@@ -65,7 +65,7 @@ def said(value: object, name: str, asked: dict[str, Reader], /, **default: Any) 
 
 
 def integer(least: int, most: int) -> Reader:
-    """Reads an integer between bounds."""
+    """A reader of an integer between bounds."""
 
     def read(value: object, name: str) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -77,7 +77,7 @@ def integer(least: int, most: int) -> Reader:
 
 
 def of_type(kind: type, called: str) -> Reader:
-    """Reads a value of a type of JSON."""
+    """A reader of a value of a JSON type."""
 
     def read(value: object, name: str) -> Any:
         if type(value) is not kind:
@@ -91,7 +91,7 @@ text, flag, items = of_type(str, "a text"), of_type(bool, "true or false"), of_t
 
 
 def exactly(wanted: str) -> Reader:
-    """Reads one text, and nothing else."""
+    """A reader that accepts one text only."""
 
     def read(value: object, name: str) -> None:
         if value != wanted:
@@ -101,23 +101,23 @@ def exactly(wanted: str) -> Reader:
 
 
 def optional(read: Reader) -> Reader:
-    """Reads what may be null."""
+    """A reader that accepts null, too."""
     return lambda value, name: None if value is None else read(value, name)
 
 
 def list_of(read: Reader) -> Reader:
-    """Reads a list whose items another reader reads."""
+    """A reader of a list whose items another reader reads."""
     return lambda value, name: [
         read(item, f"{name}[{i}]") for i, item in enumerate(items(value, name))
     ]
 
 
 def integers(least: int, most: int) -> Reader:
-    """Reads a list of integers, each between bounds."""
+    """A reader of a list of integers between bounds."""
     one_by_one = list_of(integer(least, most))
 
     def read(value: object, name: str) -> list[int]:
-        # A column may have millions: one by one only where one of them is bad.
+        # A column may have millions of items, which are read one by one only if one of them is bad.
         found = items(value, name)
         is_good = set(map(type, found)) <= {int} and least <= min(found, default=least)
         return found if is_good and max(found, default=least) <= most else one_by_one(value, name)
@@ -126,20 +126,20 @@ def integers(least: int, most: int) -> Reader:
 
 
 def number(value: object, name: str) -> float:
-    """Reads a finite number."""
+    """Read a finite number."""
     try:
         if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
             return value  # type: ignore[return-value]
-    except OverflowError:  # an integer above all floats
+    except OverflowError:  # an integer beyond the range of floats
         pass
     raise NotRead(f'"{name}" must be a finite number, got {quoted(value)}')
 
 
 def whole(fields: object, key: str, least: int, most: int) -> int:
-    """An integer of an object, between bounds."""
+    """An integer field of an object, between bounds."""
     return integer(least, most)(fields.get(key) if isinstance(fields, dict) else None, key)
 
 
 def column(fields: object, key: str, least: int, most: int) -> list[int]:
-    """A list of integers of an object, each between bounds."""
+    """A field of an object that is a list of integers between bounds."""
     return integers(least, most)(fields.get(key) if isinstance(fields, dict) else None, key)

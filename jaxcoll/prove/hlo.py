@@ -1,8 +1,8 @@
 """Compiled HLO text: instructions, and the groups of its collectives.
 
-Two proofs. Always that of ``hlo_order``: all collectives of the program, over all groups, are met
-by their ranks in one order. And where a collective is asked for, that of ``hlo_replay``: the
-program, run with contributions for numbers, carries it out.
+There are two proofs. ``hlo_order`` always proves that all ranks meet the program's collectives,
+over all groups, in one order. If a collective is asked for, ``hlo_replay`` runs the program with
+contributions instead of numbers, and proves that it carries out the collective.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Instruction(NamedTuple):
     name: str
     type: str
     opcode: str
-    inside: str  # of its parentheses
+    inside: str  # text inside its parentheses
     after: str  # its attributes, as text
     line: int
 
@@ -74,7 +74,7 @@ class Instruction(NamedTuple):
 
     @property
     def parameter(self) -> int:
-        """Which of its computation's parameters it is."""
+        """The number of the parameter in its computation."""
         found = _numbers(self.inside)
         if len(found) != 1:
             raise NotRead(f"line {self.line}: a parameter has one number, got {self.inside[:40]!r}")
@@ -82,7 +82,7 @@ class Instruction(NamedTuple):
 
     @property
     def shapes(self) -> list[Shape]:
-        """The arrays of its result, those of a tuple in a row."""
+        """The arrays of its result; a tuple is flattened."""
         return [shape(found) for found in _SHAPE.finditer(self.type)]
 
     @property
@@ -109,7 +109,7 @@ def shape(found: re.Match[str]) -> Shape:
 
 
 def parts(text: str) -> Iterator[str]:
-    """Between the commas that stand in no bracket and no quotes."""
+    """The parts between commas outside of brackets and quotes."""
     depth, start, quoted = 0, 0, False
     for at, sign in enumerate(text):
         if sign == '"' and (not at or text[at - 1] != "\\"):
@@ -137,7 +137,7 @@ def _closing(text: str, line: int) -> int:
 
 
 def _instruction(found: re.Match[str], line: int) -> Instruction:
-    # Types of long tuples hold comments such as /*index=5*/.
+    # Types of long tuples contain comments such as /*index=5*/.
     rest = re.sub(r"/\*.*?\*/", "", found[3])
     tuple_ = rest.startswith("(")
     end = _closing(rest, line) + 1 if tuple_ else (rest + " ").index(" ")
@@ -153,7 +153,7 @@ def parsed(text: str) -> Module:
     """The computations of a module's text.
 
     Raises:
-        NotRead: not HLO text, cut short, or one whose instructions are in no order yet.
+        NotRead: the text is not HLO, is cut short, or is not scheduled yet, so its order is open.
     """
     lines = text.splitlines()
     if len(lines) > _MOST_LINES:
@@ -185,16 +185,16 @@ def parsed(text: str) -> Module:
                 roots[inside] = found[2]
     if inside or entry not in computations or set(roots) != set(computations):
         raise NotRead("cut short: a computation has no end or no ROOT, or there is no ENTRY")
-    is_tpu = re.search(r"\{[0-9,]*:T\(", text) is not None  # layouts in tiles
+    is_tpu = re.search(r"\{[0-9,]*:T\(", text) is not None  # layouts with tiles
     return Module(replicas, partitions, computations, roots, entry, is_tpu)
 
 
 def groups(module: Module, each: Instruction) -> list[Group]:
-    """The ranks that meet in a collective, replica by replica; of a permute those that pairs join.
+    """The ranks that meet in a collective, replica by replica; for a permute those that pairs join.
 
     Raises:
-        NotProved: a rank in no group or in two, a target or source twice, ranks that do not exist,
-            or a result of a size that is not the groups'.
+        NotProved: a rank is in no group or in two, a target or source occurs twice, ranks do not
+            exist, or the size of a result does not fit the groups.
     """
     channel = each.said("channel_id") is not None
     replicas, partitions = module.replicas, module.partitions
@@ -205,7 +205,7 @@ def groups(module: Module, each: Instruction) -> list[Group]:
         is_global = each.said("use_global_device_ids") == "true"
         if is_global and not channel:
             raise NotProved(f"{each.place}: use_global_device_ids needs a channel_id")
-        # Of a single replica other ids can only be of partitions; trimmed texts lack the channel.
+        # With one replica, ids other than 0 can only be partitions; trimmed texts lack the channel.
         if is_global or (replicas == 1 and any(id_ for group in stated for id_ in group)):
             found = stated
         elif base(each) in ("all-to-all", "collective-broadcast", "ragged-all-to-all") and channel:
@@ -222,7 +222,7 @@ def groups(module: Module, each: Instruction) -> list[Group]:
 
 
 def base(each: Instruction) -> str:
-    """The collective that an instruction is or begins; empty for any other."""
+    """The collective that an instruction is or starts; empty for any other."""
     name = each.opcode.removesuffix("-start")
     return name if name in COLLECTIVES else ""
 
@@ -245,21 +245,21 @@ def _stated(each: Instruction, replicas: int, partitions: int, channel: bool) ->
     listed = re.findall(r"\{([0-9, ]*)\}", text[1:-1])
     if listed:
         return [tuple(_numbers(row)) for row in listed]
-    # No groups mean one of all, of whichever ids the mode counts in.
+    # No groups means one group of all ids, of the kind that the mode counts in.
     by_partition = base(each) not in ("all-reduce", "all-gather", "reduce-scatter") and channel
     every = replicas * partitions if each.said("use_global_device_ids") == "true" else replicas
     return [tuple(range(partitions if by_partition else every))]
 
 
 def _of_mesh(each: Instruction, axes: str, shape_: str, order: str, chosen: str) -> list[Group]:
-    """Ranks that differ only along the chosen axes of a mesh, whose ids may be in another order."""
+    """Ranks that differ only along the chosen mesh axes; the mesh's ids may be in another order."""
     sides = {name: int(size) for name, size in re.findall(r"'([^']*)'=([0-9]{1,18})", axes)}
     names, along = [*sides], re.findall(r"'([^']*)'", chosen)
     if not set(along) <= set(names) or len(set(along)) < len(along):
         raise NotProved(f"{each.place}: the axes {along} are not those of {names}")
     count = math.prod(sides.values())
-    # [2,4]<=[8] and mesh['x'=2,'y'=4] are written for groups that a list would need thousands of
-    # numbers for.
+    # [2,4]<=[8] and mesh['x'=2,'y'=4] stand for groups that would need thousands of numbers as a
+    # list.
     ids = _iota(each, _numbers(shape_) or [count], _numbers(order))
     rest = [axis for axis, name in enumerate(names) if name not in along]
     places = _iota(each, [*sides.values()], [*rest, *map(names.index, along)])
@@ -269,7 +269,7 @@ def _of_mesh(each: Instruction, axes: str, shape_: str, order: str, chosen: str)
 
 
 def _iota(each: Instruction, shape_: list[int], order: list[int]) -> list[int]:
-    """0, 1, 2, .. in a shape, with its dimensions in another order."""
+    """The numbers 0, 1, 2, .. in a shape, with its dimensions in another order."""
     order = order or list(range(len(shape_)))
     if sorted(order) != list(range(len(shape_))) or not 1 <= math.prod(shape_) <= _MOST_RANKS:
         raise NotProved(f"{each.place}: {shape_} has no order {order}, or is of too many ranks")
@@ -293,7 +293,7 @@ def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
     """Source and target of every message of a permute.
 
     Raises:
-        NotProved: a source or target that repeats, or does not exist.
+        NotProved: a source or target repeats, or does not exist.
     """
     channel = each.said("channel_id") is not None
     found = re.findall(r"\{([0-9]+), *([0-9]+)\}", each.said("source_target_pairs") or "")
@@ -316,8 +316,8 @@ def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
 
 
 def _joined(ends: Iterable[tuple[int, int]]) -> list[Group]:
-    """The ranks that messages join, directly or by way of others."""
-    # Ranks that no message reaches wait for nobody, and are in no group.
+    """The ranks that messages join, directly or through others."""
+    # Ranks that no message reaches wait for no other, and are in no group.
     part: dict[int, set[int]] = {}
     for a, b in ends:
         both = part.get(a, {a}) | part.get(b, {b})

@@ -1,12 +1,13 @@
-"""The collectives of a whole HLO program: every rank meets them in one order, and none waits.
+"""The collectives of a whole HLO program: every rank meets them in one order, without deadlock.
 
-All ranks run the same text, so they come to its collectives in the same order, unless (1) ranks
-take different ways: a conditional or a loop that holds collectives, by a value that is not the same
-on all ranks; or (2) several are under way at once: between a start and its done others begin, on
-other streams, and a device may run them in another order than its neighbour. Then ranks can wait in
-a circle where groups and ranks do: rows and columns of a mesh are enough, of one rank in common
-each (ROCm/rccl#2191). Collectives of one and the same group are one communicator's, which keeps the
-order in which they were begun; those of a TPU need no core of their own, and never wait so.
+All ranks run the same text, so they reach its collectives in the same order, with two exceptions.
+(1) Ranks take different branches: a conditional or a loop that holds collectives depends on a value
+that is not the same on all ranks. (2) Several collectives run at once: between a start and its done
+others begin, on other streams, and a device may run them in another order than its neighbour. Then
+ranks can wait in a circle if groups and ranks form one: rows and columns of a mesh are enough,
+which have one rank in common each (ROCm/rccl#2191). Collectives of one group belong to one
+communicator, which keeps the order in which they were started. Those of a TPU need no core of their
+own, and never wait in this way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from jaxcoll.prove.hlo import COLLECTIVES, Group, Instruction, Module, base, gro
 _CALLS = ("fusion", "call", "async-start")
 _UNLIKE = ("rng", "infeed", "recv", "recv-done", "custom-call",
            "collective-permute", "reduce-scatter", "all-to-all", "ragged-all-to-all")  # fmt: skip
-_STAYS = ("convert", "copy", "bitcast", "reshape", "and", "remainder")  # not below zero
+_STAYS = ("convert", "copy", "bitcast", "reshape", "and", "remainder")  # never negative results
 _MOST_DEEP, _MOST_ITERATIONS, _MOST_FOLLOWED = 64, 64, 2**21
 
-# Whether a value is the same on all ranks; of a tuple by element. More is known of a zero and of a
-# rank's own number, which is not below it: loops of one iteration are written min(rank, 0) + 1.
+# Whether a value is the same on all ranks; for a tuple, one per element. Zeros and a rank's own
+# number, which is not negative, are also recognised: loops of one iteration are written min(rank,
+# 0) + 1.
 Same = bool | str | tuple
 _PLACE = re.compile("[0-9]{1,9}")
 ZERO, RANK = "zero", "rank"
@@ -47,9 +49,9 @@ def check_order(module: Module) -> list[Met]:
     """The collectives of a program in the order in which ranks meet them.
 
     Raises:
-        NotProved: naming the instruction, where ranks may come to different ones, wait in a circle,
-            or begin what they do not end.
-        NotRead: sends and receives, whose partners the text does not tell.
+        NotProved: ranks may reach different collectives, wait in a circle, or begin what they do
+            not end; the error names the instruction.
+        NotRead: the program has sends and receives, whose partners the text does not name.
     """
     walk = _Walk(module)
     walk.run(module.entry, (), walk.parameters(), 0)
@@ -64,7 +66,7 @@ class _Walk:
         self.followed = 0
 
     def parameters(self) -> list[Same]:
-        """Of the program: the same on all ranks where it says that they are replicated."""
+        """Whether each parameter of the program is the same on all ranks, by its sharding."""
         found = [e for e in self._body(self.module.entry) if e.opcode == "parameter"]
         return [each.said("sharding") == "{replicated}"
                 for each in sorted(found, key=lambda each: each.parameter)]  # fmt: skip
@@ -86,11 +88,11 @@ class _Walk:
     # ------------------------------------------------------------------ the order
 
     def run(self, name: str, open_: Sequence[Met], same: list[Same], deep: int) -> Same:
-        """Meet the collectives of a computation, while others may be under way.
+        """Meet the collectives of a computation, while others may be running.
 
         Args:
-            open_: those under way.
-            same: of its parameters.
+            open_: the collectives that are running.
+            same: whether each of its parameters is the same on all ranks.
 
         Returns:
             Whether its result is the same on all ranks.
@@ -112,7 +114,7 @@ class _Walk:
             if each.opcode in ("send", "recv") and "is_host_transfer" not in each.after:
                 raise NotRead(f"{each.place}: partners of sends are not in the text")
             if each.opcode.endswith("-start"):
-                under_way[each.name] = self.met[before:]  # of a group launch, several
+                under_way[each.name] = self.met[before:]  # several for a group launch
             elif each.opcode.endswith(("-done", "-update")):
                 self._ends(each, under_way)
         left = next((met for row in under_way.values() for met in row), None)
@@ -132,7 +134,7 @@ class _Walk:
 
     def _one(self, each: Instruction, now: list[Met], values: dict[str, Same],
              same: list[Same], deep: int) -> Same:  # fmt: skip
-        """Follow an instruction; whether its result is the same on all ranks."""
+        """Follow an instruction; return whether its result is the same on all ranks."""
         if each.opcode == "parameter":
             return same[each.parameter] if each.parameter < len(same) else False
         if each.opcode == "constant":
@@ -150,7 +152,7 @@ class _Walk:
         if each.opcode in _CALLS:
             name = (each.said("calls") or each.said("to_apply") or "").lstrip("%")
             if each.opcode == "fusion" and name not in self.module.computations:
-                return False  # of a text that was trimmed; it holds no collectives
+                return False  # the text was trimmed; it holds no collectives
             return self.run(name, now, given, deep + 1) if name else False
         if each.opcode == "while":
             return self._loop(each, now, given[0], deep)
@@ -169,7 +171,7 @@ class _Walk:
     def _loop(self, each: Instruction, now: list[Met], given: Same, deep: int) -> Same:
         body, condition = each.named("body"), each.named("condition")
         state, before = given, list(self.met)
-        for _ in range(_MOST_ITERATIONS):  # what stays the same after any number of iterations
+        for _ in range(_MOST_ITERATIONS):  # until the values that stay the same are known
             self.met = list(before)
             joined = _both(state, self.run(body, now, [state], deep + 1))
             if joined == state:
@@ -210,7 +212,7 @@ class _Walk:
     # ------------------------------------------------------------------ under way at once
 
     def _check_circles(self, open_: list[Met]) -> None:
-        """Groups of collectives under way, and their ranks, must be without a circle."""
+        """Refuse circles among the groups of running collectives and their ranks."""
         if len(open_) < 2 or self.module.is_tpu:
             return
         different: dict[Group, Met] = {}
@@ -253,7 +255,7 @@ def _called(each: Instruction) -> list[str]:
 
 
 def _part(values: dict[str, Same], operand: str) -> Same:
-    """Of an operand; ``name#2`` is the third part of a tuple."""
+    """The entry of an operand; ``name#2`` is the third part of a tuple."""
     name, *path = operand.split("#")
     same = values.get(name, False)
     for at in path:

@@ -1,8 +1,8 @@
-"""An HLO program run on all ranks at once, with contributions in place of numbers.
+"""An HLO program run on all ranks at once, with contributions instead of numbers.
 
 Elements are followed one by one: data as ``Value`` (a chunk is an element of the collective's
-buffer), a number where the program computes places. A rank that receives nothing from a permute
-holds zeros, and a zero contributes nothing.
+buffer), and as a number where the program computes places. A rank that receives nothing from a
+permute holds zeros, and a zero contributes nothing.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _AS_IT_IS = (
     "collective-permute-done", "all-reduce-done", "all-gather-done",
 )  # fmt: skip
 
-Array = list  # of elements, in the order of rows
+Array = list  # of elements, in row-major order
 
 
 class Wrong(NamedTuple):
-    """A sum that is none; programs may compute one on a rank that does not take it."""
+    """An invalid sum; programs may compute one on a rank that does not use it."""
 
     error: NotProved
 
 
 class Held(NamedTuple):
-    """An array on all ranks, or several."""
+    """An array on all ranks, or several arrays."""
 
     shape: Shape | None
     ranks: list  # an array per rank, or the parts of a tuple
 
 
 def replay(module: Module, kind: str, roots: tuple[int, ...]) -> tuple[int, int]:
-    """The chunks and messages of a program of one collective, which takes and gives an array.
+    """The numbers of chunks and messages of a program of one collective with one array.
 
     Raises:
-        NotProved: a rank ends with something else, naming rank and element.
-        NotRead: operations that do more to data than move and add it; too many elements.
+        NotProved: a rank ends with something else; the error names rank and element.
+        NotRead: operations do more with data than move and add it, or there are too many elements.
     """
     run = _Run(module)
     body = module.computations[module.entry]
@@ -69,7 +69,7 @@ def replay(module: Module, kind: str, roots: tuple[int, ...]) -> tuple[int, int]
     chunks = shape.size * (ranks if KINDS[kind].takes_shard else 1)
     buffers = Buffers(kind, ranks, chunks, False, roots)
     run.count(shape.size)
-    # Of a broadcast, ranks but the root have data that the result must not contain.
+    # In a broadcast, ranks other than the root have data that the result must not contain.
     unasked = [Wrong(NotProved(f"the result takes data of rank {r}, not of the root", r))
                for r in range(ranks)]  # fmt: skip
     start = [[buffers.given(r, "i", i) or unasked[r] for i in range(shape.size)]
@@ -205,7 +205,7 @@ class _Run:
 
 
 def _checked(each: Instruction, made: Held) -> Held:
-    """A result, which has the shape that the program says."""
+    """A result, after checking that it has the shape that the program states."""
     if made.shape is not None and (
         made.shape.dims != each.shapes[-1].dims or {len(r) for r in made.ranks} != {made.shape.size}
     ):
@@ -223,7 +223,7 @@ def _part(values: dict[str, Held], operand: str) -> Held:
 
 
 class _Local:
-    """An operation of one rank: where each element of its result comes from."""
+    """An operation of one rank, as the source of each element of its result."""
 
     def __init__(self, each: Instruction, shape: Shape, given: list[Held], rank: int):
         self.each, self.shape, self.rank = each, shape, rank
@@ -259,12 +259,12 @@ class _Local:
         return _wrapped(_NUMBERS[name](_number(a), _number(b)), self.shape.kind)
 
     def _fits(self, dims: Sequence[int], *, inside: bool = True) -> None:
-        """The operation gives the shape of the result, of what its operands have."""
+        """Check that the operation gives the shape of the result from its operands' shapes."""
         if tuple(dims) != self.shape.dims or not inside:
             raise NotRead(f"{self.each.place}: its sizes and those of its shape differ")
 
     def _at(self, place: Callable[[tuple[int, ...]], Sequence[int]]) -> Array:
-        """Every element of the result from a place of the operand."""
+        """All elements of the result, each from a place of the operand."""
         stride, row = _strides(self.dims[0]), self.rows[0]
         return [row[sum(map(operator.mul, place(at), stride))]
                 for at in itertools.product(*map(range, self.shape.dims))]  # fmt: skip
@@ -292,7 +292,7 @@ class _Local:
         return self._at(lambda at: [c[0] + s * i for c, s, i in zip(cuts, step, at, strict=True)])
 
     def _starts(self, first: int, inner: Sequence[int]) -> list[int]:
-        """Starts of a window, moved so that it stands inside."""
+        """Starts of a window, moved so that the window is inside."""
         window = zip(inner, self.dims[0], strict=True)
         self._fits(self.shape.dims, inside=all(m <= n for m, n in window))
         found = [_number(row[0]) for row in self.rows[first:]]
@@ -364,7 +364,7 @@ def _number(element):
 
 
 def _wrapped(element, kind: str):
-    """A number as its type holds it; data stay data."""
+    """A number wrapped to the range of its type; data are unchanged."""
     if isinstance(element, (Value, Wrong)):
         return element if kind in _FLOATS else _number(element)
     if kind == "pred":

@@ -1,4 +1,4 @@
-"""The collectives, a row each: as MPI defines them, and not as the library's own table does."""
+"""The collectives, one per row, as MPI defines them; independent of the library's own table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 MOST_RANKS = 2**16
-Ends = tuple[Sequence[int], Sequence[int]]  # the ranks that have a shard first, that want it
+Ends = tuple[Sequence[int], Sequence[int]]  # the ranks that have a shard first, and want it
 
 
 class Kind(NamedTuple):
@@ -14,15 +14,16 @@ class Kind(NamedTuple):
 
     Attributes:
         adds: whether a chunk is the sum of all ranks' contributions.
-        shards: into how many the buffer of a group of some ranks is cut.
-        ends: of each shard of a group with some roots, one by one.
-        roots: how many there may be: none, one, or any number of ranks ("some").
-        takes_shares: whether shards may be unequal; of an exchange by a row for each source.
-        takes_shard, gives_shard: whether a rank's input, or its output, is its shard alone.
+        shards: returns the number of shards in the buffer of a group of some ranks.
+        ends: returns the ends of each shard of a group with some roots, one by one.
+        roots: the number of roots: none, one, or any number of ranks ("some").
+        takes_shares: whether shards may be unequal; an exchange has a row of shares for each
+            source.
+        takes_shard, gives_shard: whether a rank's input, or its output, is only its shard.
         is_exchange: whether a rank has a shard for every other, and gets one from every other.
-        xml, xml_of_microsoft: the word of MSCCL programs, and another that microsoft/msccl has.
-        plan: the word of MSCCL++.
-        is_replayed: whether programs of it are.
+        xml, xml_of_microsoft: the word in MSCCL programs, and another one that microsoft/msccl has.
+        plan: the word in MSCCL++'s plans.
+        is_replayed: whether programs of it are replayed.
     """
 
     adds: bool
@@ -44,7 +45,7 @@ class Kind(NamedTuple):
         return self.roots != "none"
 
     def places(self, said: int | list[int] | None, most: int) -> list[int] | None:
-        """The roots that are said, 0 for none; None where they are not below ``most``, or its."""
+        """The given roots, 0 if none is given; None if they are not valid roots below ``most``."""
         if said is None:
             return [0]
         places = said if isinstance(said, list) else [said]
@@ -88,6 +89,6 @@ KINDS = {
 
 
 def named_in(*columns: str) -> dict[str, str | None]:
-    """Kinds by the words of a format, in some columns; a program of "custom" does not say its."""
+    """The kind for each word of a format, in some columns; "custom" does not tell its kind."""
     words = ((getattr(row, column), kind) for column in columns for kind, row in KINDS.items())
     return {word: kind for word, kind in words if word is not None} | {"custom": None}

@@ -1,8 +1,8 @@
-"""Programs in MSCCL XML: the parser of the runtimes, and every block run as they run it.
+"""Programs in MSCCL XML, parsed like the runtimes, with every block run as they run it.
 
-The rules are those of microsoft/msccl, Azure/msccl-executor-nccl and RCCL, read in their sources.
-Blocks of a rank wait for each other by (depid, deps); ranks meet in messages only, the n-th send
-over (sender, receiver, channel) with the n-th receive.
+The rules are those of microsoft/msccl, Azure/msccl-executor-nccl and RCCL, taken from their
+sources. Blocks of a rank wait for each other by (depid, deps). Ranks meet only in messages: the
+n-th send over (sender, receiver, channel) meets the n-th receive.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jaxcoll.prove.order import Clock, Order, Race
 
 COLLECTIVES = named_in("xml", "xml_of_microsoft")
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
-# Bytes of a slot in the smallest buffers that a runtime has by default (NCCL_BUFFSIZE and the like
-# change them): a step whose chunks fit one is a single message.
+# Bytes of a slot in the smallest buffers that a runtime has by default (NCCL_BUFFSIZE and similar
+# variables change them): a step whose chunks fit into one slot is a single message.
 _SLOT_BYTES = {"Simple": 2**21, "LL": 2**14, "LL128": 3 * 2**14}
-# Of each runtime: most steps of a block, blocks of a GPU, channels.
+# For each runtime: the most steps of a block, blocks of a GPU, and channels.
 RUNTIMES = {"msccl": (256, 216, 32), "azure": (256, 1024, 32), "rccl": (64, 64, 128)}
 NODES, VALUE, ATTRIBUTES, CHILDREN, OFFSETS = 4095, 255, 16, 1024, 2**15 - 1
 _MOST_TAGS, _MOST_RANKS, _MOST_COUNT, _MOST_AWAITED = 2**20, 4096, 71, 127
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """A tag on its way to a value: its attributes, its line, and its children of the next kind."""
+    """An open tag: its attributes, its line, and its children of the next kind."""
 
     tag: str
     said: dict[str, str]
@@ -76,7 +76,7 @@ class _Element(NamedTuple):
 
 
 def _tags(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """Tags with their lines; between them only spaces and ends of lines, as the runtimes ask."""
+    """Tags with their lines; as in the runtimes, only spaces and line ends separate them."""
     at, line, end = 0, 1, len(text)
     while at < end:
         if text[at] in " \r\n":
@@ -98,7 +98,7 @@ def _tags(text: str) -> Iterator[tuple[re.Match[str], int]]:
 
 
 def _parsed(text: str) -> _Element:
-    """The <algo> of a text; elements that no runtime knows are passed over as they do."""
+    """The <algo> of a text; elements that no runtime knows are skipped, as the runtimes do."""
     open_: list[_Element] = []
     root: _Element | None = None
     for count, (found, line) in enumerate(_tags(text)):
@@ -144,7 +144,7 @@ def _step(each: _Element) -> Step:
     count = each.number("cnt", 0 if idle else 1, _MOST_COUNT) * (not idle)
     block, step = each.number("depid", -1, _MOST_AWAITED), each.number("deps", -1, 2**15)
     each.number("s", 0, 1023)
-    awaited = bool(each.number("hasdep", 0, 1)) and not idle  # the runtimes lose it on a nop
+    awaited = bool(each.number("hasdep", 0, 1)) and not idle  # the runtimes ignore it on a nop
     after = (block, step) if block >= 0 else None
     return Step(kind, places[0], places[1], count, after, awaited, each.line)
 
@@ -156,7 +156,7 @@ def _blocks(gpu: _Element, rank: int, ranks: int, channels: int) -> list[Block]:
         number, send, receive = tb.number("id", 0, len(gpu.children) - 1), *(
             tb.number(end, -1, ranks - 1) for end in ("send", "recv"))  # fmt: skip
         channel = tb.number("chan", 0, channels - 1)
-        # A nop that waits for nothing takes no number, and shifts all later ones.
+        # A nop that waits for nothing takes no number, and shifts the numbers of all later steps.
         steps = [s for s in map(_step, tb.children) if s.type != "nop" or s.after is not None]
         for a, b in zip(steps, steps[1:] + [None] * bool(steps), strict=True):
             if a.type == "nop" and (b is None or b.after is None):
@@ -179,7 +179,7 @@ def _blocks(gpu: _Element, rank: int, ranks: int, channels: int) -> list[Block]:
 
 
 def _limits(root: _Element, rows: list[list[Block]], gpus: dict, name: str) -> str:
-    """Why a runtime does not take a program; nothing if it does."""
+    """The reason why a runtime does not take a program; empty if it does."""
     steps, blocks, channels = RUNTIMES[name]
     ranks, chunks, coll = len(rows), root.said["nchunksperloop"], root.said["coll"]
     parts = [[len(tb.children) for tb in gpu.children] for gpu in gpus.values()]
@@ -199,7 +199,7 @@ def _limits(root: _Element, rows: list[list[Block]], gpus: dict, name: str) -> s
     if name != "msccl":
         lacks = [k for k in ("outofplace", "minBytes", "maxBytes") if k not in root.said]
         return f"needs the attribute {lacks[0]}" if lacks else ""
-    for gpu in gpus.values():  # checked by microsoft/msccl alone
+    for gpu in gpus.values():  # only microsoft/msccl checks this
         for buffer in "io":
             is_shard = row and (row.takes_shard if buffer == "i" else row.gives_shard)
             size = gpu.number(f"{buffer}_chunks", 0, 2**31 - 1) * (ranks if is_shard else 1)
@@ -253,7 +253,7 @@ def prove(text: str, asked: Asked) -> Proof:
         try:
             sent = run(in_place, pieces)
         except _Stops:
-            # A call for which it is not chosen does not run it, so it may stop there.
+            # A call for which the program is not chosen does not run it, so it may stop there.
             pieces = _fitting(root, proto, chunks)
             if pieces == 1:
                 raise
@@ -269,25 +269,25 @@ def prove(text: str, asked: Asked) -> Proof:
 
 
 def _fitting(root: _Element, proto: str, chunks: int) -> int:
-    """How many chunks of the largest call that the program is for fit a slot, and at least 1."""
+    """The number of chunks of the program's largest call that fit into a slot, at least 1."""
     largest = root.number("maxBytes", 0, 2**62) if "maxBytes" in root.said else 0
     return max(1, _SLOT_BYTES[proto] // -(-largest // chunks)) if largest else 1
 
 
 class _Stops(NotProved):
-    """No block goes on."""
+    """No block can continue."""
 
 
 class _Run:
-    """A program under way."""
+    """A program that is running."""
 
     def __init__(self, rows: list[list[Block]], buffers: Buffers, limits: dict):
         self.rows, self.buffers, self.limits = rows, buffers, limits
-        self.at = [[[0, 0] for _ in blocks] for blocks in rows]  # step of each block, chunk of it
+        self.at = [[[0, 0] for _ in blocks] for blocks in rows]  # step of each block, and its chunk
         self.wires: defaultdict[tuple, deque[tuple[tuple[Value, ...], Clock]]] = defaultdict(deque)
         marks = [[[i for i, s in enumerate(b.steps) if s.awaited] for b in blocks]
                  for blocks in rows]  # fmt: skip
-        # (rank, block, step) that a step waits for -> the marked one that lets it go on.
+        # (rank, block, step) that a step waits for -> the marked step that lets it continue.
         self.gate: dict[tuple[int, int, int], int] = {}
         for rank, blocks in enumerate(rows):
             for block, step in {s.after for b in blocks for s in b.steps if s.after}:
@@ -298,12 +298,12 @@ class _Run:
         self.sent = 0
 
     def to_end(self, slots: int, pieces: int, everywhere: bool) -> int:
-        """Run every block as far as it gets until all have ended; how many messages were sent.
+        """Run every block as far as possible until all have ended; return the number of messages.
 
         Args:
-            pieces: a message has so many chunks at most, of one step.
-            everywhere: uses may be ordered through other ranks, not only inside their own. It
-                costs a clock of all blocks per message, and few programs need it.
+            pieces: the most chunks of a message, which belong to one step.
+            everywhere: whether uses may be ordered through other ranks, not only inside their own.
+                It costs a clock of all blocks per message, and few programs need it.
         """
         blocks = [(r, b) for r, row in enumerate(self.rows) for b in range(len(row))]
         names = [f"block {b} of rank {r}" for r, b in blocks]
@@ -355,7 +355,7 @@ class _Run:
         return None
 
     def _advance(self, r: int, b: int) -> Iterator[tuple]:
-        """Run the next chunk of a block, or step; and tell what happened."""
+        """Run the next chunk of a block, or its next step, and yield the events."""
         block, at = self.rows[r][b], self.at[r][b]
         step, order, thread = block.steps[at[0]], self.orders[r], self.thread[r, b]
         order.done[thread] += 1
@@ -388,7 +388,7 @@ class _Run:
             yield "end", r, b, ended
 
     def _chunk(self, step: Step, r: int, i: int, arrived: tuple[Value, ...], who) -> Value:
-        """Run one chunk of a step; the value that it sends."""
+        """Run one chunk of a step, and return the value that it sends."""
         (order, thread), buffers, kind = who, self.buffers, step.type
         for buffer, first in (step.src,) * (kind in _READS) + (step.dst,) * (kind in _WRITES):
             size = self.limits[r, buffer]

@@ -12,13 +12,13 @@ from jaxcoll.prove.contents import Value, check_value, summed
 from jaxcoll.prove.kinds import KINDS
 from jaxcoll.prove.schedule_file import File, What, read
 
-# A rank that has sent its partial sum holds nothing of the chunk: were it to keep the sum, what
+# A rank that has sent its partial sum no longer holds the chunk: if it kept the sum, the data that
 # comes back could contain its own contribution twice.
-_GIVEN = Value(-1, 0)  # what is left where a partial sum was given away
+_GIVEN = Value(-1, 0)  # stands for a partial sum that was given away
 
 
 class _Shard(NamedTuple):
-    """Who has its chunks at first, who wants them, and all contributions to them."""
+    """The ranks that first have its chunks, those that want them, and all contributions to them."""
 
     holders: frozenset[int]
     wanted: Sequence[int]
@@ -26,7 +26,7 @@ class _Shard(NamedTuple):
 
 
 class _Shards:
-    """Which chunks there are, who has them at first and who wants them, from the definition."""
+    """The chunks, their first holders and the ranks that want them, from the definition."""
 
     def __init__(self, what: What):
         row = KINDS[what.kind]
@@ -34,9 +34,10 @@ class _Shards:
         self.rows: list[_Shard] = []
         for group in what.groups:
             every = frozenset(group)
-            # Of a sum all ranks' bits, of other chunks the one that stands for their only content.
+            # For a sum the bits of all ranks, for other chunks the bit that stands for the only
+            # content.
             full = sum(1 << rank for rank in every) if self.adds else 1
-            # A set for all shards where all ranks have them.
+            # One set serves all shards if all ranks have them.
             self.rows += [
                 _Shard(every if has is group else frozenset(has), wanted, full)
                 for has, wanted in row.ends(group, [group[place] for place in what.roots])
@@ -48,7 +49,7 @@ class _Shards:
 
 
 def prove(fields: dict, asked: Asked) -> Proof:
-    """Replay a schedule: senders before receivers in every step, and steps one after another."""
+    """Replay a schedule: in every step senders come before receivers, and steps are in order."""
     file = read(fields)
     what = file.what
     asked.agreed(what.kind, what.ranks)
@@ -66,10 +67,10 @@ def prove(fields: dict, asked: Asked) -> Proof:
 
 
 def _steps(file: File) -> Iterable[list[tuple[int, int, int, int]]]:
-    """Source, destination, chunk and whether it adds, of the sends of every step.
+    """Source, destination, chunk and whether it adds, for the sends of every step.
 
     Raises:
-        NotRead: those of one path do not stand together: they are one message.
+        NotRead: sends of one path are not consecutive, although they are one message.
     """
     for step, (begin, end) in enumerate(pairwise(file.step_ptr)):
         edges = [file.edges[e] for e in file.edge[begin:end]]
@@ -93,7 +94,7 @@ class _Replay:
         return Value(chunk, 1 << rank if self.shards.adds else 1) if has else None
 
     def step(self, step: int, sends: list[tuple[int, int, int, int]]) -> None:
-        """Senders are read before anything arrives, and given away before it, too."""
+        """Run a step: senders are read, and give chunks away, before anything arrives."""
         moved: list[Value] = []
         for u, v, c, adds in sends:
             value = self.at(u, c)

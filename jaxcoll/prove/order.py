@@ -1,7 +1,7 @@
-"""Which uses of a chunk are ordered: happens-before, by vector clocks.
+"""The order of uses of a chunk: happens-before, by vector clocks.
 
-A clock tells of every thread how many of its operations have ended for certain. Two uses of a cell,
-of which one writes, must be ordered whatever the speed of the threads.
+A clock holds, for every thread, the number of its operations that have certainly ended. Two uses of
+a cell, at least one of which writes, must be ordered for any speeds of the threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Clock = tuple[int, ...]
 
 
 class Race(NotProved):
-    """Two uses of a cell that nothing orders."""
+    """Two uses of a cell without an order."""
 
 
 class Order:
@@ -23,28 +23,29 @@ class Order:
 
     def __init__(self, names: list[str]):
         self.names = names
-        self.done = [0] * len(names)  # operations of each thread, the one under way included
+        self.done = [0] * len(names)  # operations of each thread, including the present one
         self.known: list[Clock] = [(0,) * len(names)] * len(names)
         self.written: dict[Cell, tuple[int, int]] = {}
         self.read: defaultdict[Cell, dict[int, int]] = defaultdict(dict)
 
     def now(self, thread: int) -> Clock:
-        """The clock of anyone who has seen the thread's present operation end."""
+        """The clock of a thread that has seen this thread's present operation end."""
         known = self.known[thread]
         return (*known[:thread], self.done[thread], *known[thread + 1 :])
 
     def join(self, thread: int, seen: Clock) -> None:
-        """A thread goes on after what another one saw."""
+        """Let a thread continue after the events that another one saw."""
         self.known[thread] = tuple(map(max, self.known[thread], seen))
 
     def use(self, thread: int, cell: Cell, writes: bool) -> None:
-        """The operation under way reads or writes a cell.
+        """Let the present operation read or write a cell.
 
         Raises:
-            Race: another thread's use of it may come before or after.
+            Race: another thread's use of the cell may come before or after.
         """
         known = self.known[thread]
-        # Reads need no order among themselves; a write, after the last write and all reads since.
+        # Reads need no order among themselves; a write needs one after the last write and later
+        # reads.
         before = dict(self.read[cell]) if writes else {}
         if cell in self.written:
             before.setdefault(*self.written[cell])

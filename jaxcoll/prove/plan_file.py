@@ -3,14 +3,15 @@
 The ``channel_ids`` and ``buffer_id`` of an operation are indices into its block's lists, whose
 entries are indices into the lists of the GPU. The k-th channel of a type from a to b is the k-th
 from b to a. An operation is read as the kernel runs it (MSCCL++'s source, 1f5f065d), which does
-less than a plan can say: a ``put`` over memory takes all its sources from the buffer of the first,
-``get`` uses the offset of each end for the other one, and the kernel ignores ends that an operation
-does not use.
+less than a plan can express: a ``put`` over memory takes all its sources from the buffer of the
+first, ``get`` uses the offset of each end for the other one, and the kernel ignores ends that an
+operation does not use.
 
 Blocks of a group (``tbg_info``) move equal parts of an operation's chunks, and a pipeline runs its
-operations on one part of theirs after the other: chunks are cut, so that each part is a cell of its
-own. How many rounds a pipeline has depends on the message's size: a plan is replayed with several.
-Switch operations reduce from, and store to, the same place of all ranks of a channel.
+operations on one part of their chunks after the other. So chunks are cut until each part is a cell
+of its own. The number of rounds of a pipeline depends on the message's size, so a plan is replayed
+with several numbers. Switch operations reduce from, and store to, the same place of all ranks of a
+channel.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _MOST_OPS, _MOST_CHANNELS, _MOST_IDS, _MOST_SEMAPHORES, _MOST_ENDS = 64, 16, 8, 
 MOST_GPUS, MOST_CHUNKS = 1024, 2**20
 
 # For each operation that moves data, the kinds of its sources and of its targets: "here", "there"
-# (in another rank's memory), "p" and "P" (packets here and there). The kind of the last is followed
-# by * if it may be repeated. A packet has the bytes of a chunk and as many bytes of flags, and lies
-# in scratch.
+# (in another rank's memory), "p" and "P" (packets here and there). The last kind is followed by *
+# if it may be repeated. A packet has the bytes of a chunk and the same number of bytes of flags,
+# and is in scratch.
 _ENDS = {
     "put": (("here*",), ("there*",)), "pws": (("here*",), ("there*",)),
     "pwsf": (("here*",), ("there*",)), "get": (("there*",), ("here*",)),
@@ -48,7 +49,7 @@ _ON_MEMORY = {*_ON_PORTS, "get", "res", "rre", "rres", "respkt", "recspkt"} - {"
 _MEETS = ("signal", "wait", "rlxsignal", "rlxwait", "flush")
 _SEMAPHORES = ("sem_acquire", "sem_release")
 _ON_SWITCHES = ("glres", "gstore")
-_MOST_PARTS = 64  # that a chunk is cut in
+_MOST_PARTS = 64  # that a chunk is cut into
 
 
 class End(NamedTuple):
@@ -97,8 +98,8 @@ class Layout(NamedTuple):
         packets: whether scratch has room for the flags of packets.
         doubled: whether runs use two scratch buffers in turn.
         threads: threads of a block.
-        parts: into which each chunk is cut.
-        rounds: parts that a pipeline takes one after the other.
+        parts: the number of parts into which each chunk is cut.
+        rounds: the number of parts that a pipeline processes one after the other.
     """
 
     sizes: list[dict[str, int]]
@@ -119,21 +120,21 @@ class Share(NamedTuple):
     rounds: int = 1
 
     def of(self, first: int, count: int) -> tuple[int, int]:
-        """The first and the number of the parts among some."""
+        """The first part among some parts, and the number of parts."""
         each = count // self.blocks
         some = each // self.rounds
         return first + self.block * each + self.round * some, some
 
 
 def groups_of(said: object) -> int:
-    """The blocks of the group of an operation."""
+    """The number of blocks in the group of an operation."""
     if not isinstance(said, dict) or "tbg_info" not in said:
         return 1
     return whole(said["tbg_info"], "tbg_size", 1, _MOST_PARTS)
 
 
 def operations(said: object) -> list[tuple[object, bool]]:
-    """The operations of a block, and whether each is in a pipeline, whose own count too."""
+    """The operations of a block, and whether each is in a pipeline; a pipeline's own ones count."""
     found: list[tuple[object, bool]] = []
     for op in listed(said, "ops", _MOST_OPS):
         inner = isinstance(op, dict) and op.get("name") == "pipeline"
@@ -144,7 +145,7 @@ def operations(said: object) -> list[tuple[object, bool]]:
 
 
 def cut_of(gpus: list[dict]) -> tuple[int, bool]:
-    """The parts in which groups of blocks cut each chunk, and whether there are pipelines."""
+    """The number of parts of each chunk for groups of blocks, and whether pipelines exist."""
     parts, pipelined = 1, False
     for gpu in gpus:
         for block in listed(gpu, "threadblocks", MOST_GPUS):
@@ -186,7 +187,7 @@ class Gpu:
         self._check_barriers()
 
     def _check_barriers(self) -> None:
-        """Check that each barrier counts all blocks that use it; otherwise any of them may meet."""
+        """Check that each barrier counts all blocks that use it; otherwise a subset might meet."""
         meeting: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         for number, ops in enumerate(self.blocks):
             for op in ops:
@@ -230,7 +231,7 @@ class Gpu:
     def _in_rounds(
         self, said: dict, remote: dict[str, list[tuple]]
     ) -> Iterator[tuple[dict, Share]]:
-        """The operations in the order in which they run: those of a pipeline round by round."""
+        """The operations in the order in which they run; those of a pipeline round by round."""
         for op in listed(said, "ops", _MOST_OPS):
             inner = operations({"ops": [op]})
             rounds = 1
@@ -245,7 +246,7 @@ class Gpu:
                     yield each, Share(block, blocks, at, rounds)  # type: ignore[misc]
 
     def _check_pipeline(self, said: dict, remote: dict[str, list[tuple]]) -> None:
-        """That rounds are of equal parts of equally many chunks, none of them in scratch."""
+        """Check that rounds have equal parts of equally many chunks, none of them in scratch."""
         whole(said.get("iter_context"), "unit_size", 1, 2**32)
         whole(said.get("iter_context"), "num_chunks", 1, MOST_CHUNKS)
         sizes = set()
@@ -317,7 +318,7 @@ class Gpu:
         for i, each in enumerate(given):
             what = kinds[min(i, len(kinds) - 1)].rstrip("*")
             if name == "ppkt" and kind == "port" and side == 0:
-                what = "p"  # the proxy only copies, so the source has packets too
+                what = "p"  # the proxy only copies, so the source has packets, too
             if what == "switch":
                 found += self._switch_ends(each, remote, place, share)
             else:
@@ -325,12 +326,12 @@ class Gpu:
         return found
 
     def _range(self, said: object, share: Share) -> tuple[int, int]:
-        """The parts of chunks that an end names, as far as they are a block's and a round's."""
+        """The parts of the chunks that an end names which belong to a block and a round."""
         first, size = whole(said, "index", 0, MOST_CHUNKS), whole(said, "size", 1, 2**16)
         return share.of(first * self.layout.parts, size * self.layout.parts)
 
     def _switch_ends(self, said: object, remote: list, place: str, share: Share) -> list[End]:
-        """The same place of all ranks of a switch channel."""
+        """The same place on all ranks of a switch channel."""
         first, size = self._range(said, share)
         buffer, ranks = remote[whole(said, "switch_channel_id", 0, len(remote) - 1)]
         if self.rank not in ranks or (buffer == "s" and self.layout.doubled):
@@ -372,7 +373,7 @@ class Gpu:
         return End([self.layout.buffers.cell(rank, buffer, first + i) for i in range(size)], False)
 
     def _as_it_runs(self, op: Op, said: dict, kind: str, share: Share) -> Op:
-        """The operation, if the kernel runs it as the plan says; else an error."""
+        """The operation, after checking that the kernel runs it as the plan states."""
         rank = self.rank
         if len({len(end.cells) for end in (*op.src, *op.dst)}) > 1:
             raise NotProved(f"{op.place}: sources and targets are not equally long", rank)

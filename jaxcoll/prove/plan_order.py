@@ -1,17 +1,19 @@
-"""Which uses of a chunk are ordered while a plan of MSCCL++ runs: happens-before, by clocks.
+"""The order of uses of a chunk while a plan of MSCCL++ runs: happens-before, by clocks.
 
-The threads of a block run apart until a barrier (``nop`` is ``__syncthreads``, and nothing else
-waits for all of them). Which thread moves what is known: the i-th part of an operation's chunks is
-moved by the same thread in every operation whose chunks begin at the same place, a *lane*; and the
-i-th channel or semaphore of an operation is used by thread i. So a lane, or such a thread, is in
-order by itself, and the rest of the block is known to have ended at a barrier only. A put over a
-port is done by a proxy, at any time until it is flushed or a signal sent after it on its channel
-has arrived. The caller fills inputs before a rank begins and takes outputs after it has ended.
+The threads of a block run independently until a barrier (``nop`` is ``__syncthreads``, and nothing
+else waits for all of them). It is known which thread moves which part. The i-th part of an
+operation's chunks is moved by the same thread in every operation whose chunks begin at the same
+place; this is called a *lane*. The i-th channel or semaphore of an operation is used by thread i.
+So the uses of one lane, or of such a thread, are ordered, and the rest of the block is known to
+have ended only at a barrier. A put over a port is done by a proxy, at any time until it is flushed
+or until a signal sent after it on its channel has arrived. The caller fills inputs before a rank
+begins and takes outputs after it has ended.
 
-A clock tells of every block how many of its phases (the parts between barriers) have ended, of
-every port channel how many of its puts are done, and of every rank how many runs it has begun: all
-of the runs before have ended then, and their caller has done with its buffers. Relaxed signals and
-packets order no memory, but whoever sees one knows which ranks have begun.
+A clock holds, for every block, the number of its phases (the parts between barriers) that have
+ended; for every port channel, the number of its puts that are done; and for every rank, the number
+of runs it has begun. All earlier runs have then ended, and their caller has finished with its
+buffers. Relaxed signals and packets do not order memory, but a thread that sees one knows which
+ranks have begun.
 """
 
 from __future__ import annotations
@@ -22,32 +24,32 @@ from typing import NamedTuple
 
 from jaxcoll.prove.answers import NotProved
 
-Lane = Hashable  # of a block: a thread, or all threads that move one place of an operation's chunks
-Place = tuple[int, str, int]  # a cell; or what else threads may not use at the same time
+Lane = Hashable  # a thread of a block, or all threads that move one place of the chunks
+Place = tuple[int, str, int]  # a cell, or another thing that threads may not use at once
 
 
-_CALLERS = ("i", "o")  # buffers that are the caller's between runs
+_CALLERS = ("i", "o")  # buffers that belong to the caller between runs
 
 
 class Clock(NamedTuple):
-    """The events that have happened for certain."""
+    """The events that have certainly happened."""
 
     done: tuple[int, ...]  # phases of each block, then puts of each port channel
     begun: tuple[int, ...]  # runs of each rank
 
     def join(self, other: Clock) -> Clock:
-        """What either knows."""
+        """The events that either clock knows."""
         return Clock(
             tuple(map(max, self.done, other.done)), tuple(map(max, self.begun, other.begun))
         )
 
     def relaxed(self, other: Clock) -> Clock:
-        """With what the other knows of ranks that have begun."""
+        """This clock, with the other's knowledge of ranks that have begun."""
         return Clock(self.done, tuple(map(max, self.begun, other.begun)))
 
 
 class Use(NamedTuple):
-    """A use of a place: who, in which phase or as which put, and in which run of its rank."""
+    """A use of a place: who uses it, the phase or put, and the run of the rank."""
 
     by: int  # a block or a port, as in ``Clock.done``; -1 for the caller
     at: int
@@ -57,7 +59,7 @@ class Use(NamedTuple):
 
 
 class Race(NotProved):
-    """Two uses of a cell that nothing orders."""
+    """Two uses of a cell without an order."""
 
 
 class PlanOrder:
@@ -68,8 +70,8 @@ class PlanOrder:
         none = Clock((0,) * (len(names) + ports), (0,) * ranks)
         self.known = [none] * len(names)
         self.phase = [0] * len(names)
-        self.lanes: list[dict[Lane, Clock]] = [{} for _ in names]  # what a lane alone knows
-        self.puts: defaultdict[int, list[Use]] = defaultdict(list)  # of each port, who pushed them
+        self.lanes: list[dict[Lane, Clock]] = [{} for _ in names]  # events that only a lane knows
+        self.puts: defaultdict[int, list[Use]] = defaultdict(list)  # the pushes of each port's puts
         self.ended = [none] * ranks
         self.run = [0] * ranks
         self.written: dict[Place, Use] = {}
@@ -80,12 +82,12 @@ class PlanOrder:
         return self.lanes[block].get(lane, self.known[block])
 
     def learn(self, block: int, lane: Lane, seen: Clock, *, relaxed: bool = False) -> None:
-        """A lane goes on after what another one knew."""
+        """Let a lane continue after the events that another one knew."""
         known = self.knows(block, lane)
         self.lanes[block][lane] = known.relaxed(seen) if relaxed else known.join(seen)
 
     def meet(self, blocks: Iterable[int]) -> None:
-        """All threads of some blocks end a phase, and know what any of them knew."""
+        """End a phase of all threads of some blocks, which then know what any of them knew."""
         blocks = list(blocks)
         known = self.known[blocks[0]]
         for block in blocks:
@@ -101,7 +103,7 @@ class PlanOrder:
     # ------------------------------------------------------------------ runs
 
     def begin(self, rank: int) -> None:
-        """A rank begins a run, after all of its blocks and its caller's work between."""
+        """Begin a run of a rank, after all of its blocks and its caller's work in between."""
         self.run[rank] += 1
         ended = self.ended[rank]
         begun = (*ended.begun[:rank], self.run[rank], *ended.begun[rank + 1 :])
@@ -112,7 +114,7 @@ class PlanOrder:
         """All blocks of a rank have ended; its caller takes the outputs, and fills the inputs.
 
         Raises:
-            Race: something of another rank or of a proxy may still use them.
+            Race: another rank or a proxy may still use them.
         """
         blocks = self._blocks(rank)
         if blocks:
@@ -136,7 +138,7 @@ class PlanOrder:
     # ------------------------------------------------------------------ uses
 
     def use(self, block: int, lane: Lane, place: Place, *, writes: bool) -> None:
-        """A lane reads or writes a place.
+        """Let a lane read or write a place.
 
         Raises:
             Race: another use of it may come before or after.
@@ -146,20 +148,20 @@ class PlanOrder:
                   self.names[block])  # fmt: skip
 
     def wait_for(self, block: int, lane: Lane, place: Place) -> None:
-        """A lane reads a packet, which itself says that it has come."""
+        """Let a lane read a packet, whose flag tells that it has arrived."""
         rank = self.rank_of[block]
         use = Use(block, self.phase[block], lane, rank, self.run[rank])
         self.read[place][block, lane] = use
 
     def use_by_proxy(self, block: int, lane: Lane, port: int, place: Place, *, writes: bool):
-        """The proxy of a port reads or writes a place for the put that a lane pushed last."""
+        """Let the proxy of a port read or write a place for the put that a lane pushed last."""
         at, rank = len(self.puts[port]) - 1, self.rank_of[block]
         self._use(Use(port, at, None, rank, self.run[rank]), self.knows(block, lane), place, writes,
                   f"a put of {self.names[block]}")  # fmt: skip
 
     def _use(self, use: Use, known: Clock, place: Place, writes: bool, name: str) -> None:
-        # Reads need no order among themselves; a write, after the last write and all reads since.
-        # What nobody has used yet, the caller has filled before the rank began.
+        # Reads need no order among themselves; a write needs one after the last write and later
+        # reads. A place without uses was filled by the caller before the rank began.
         rank, buffer, at = place
         first = Use(-1, 0, None, rank, self.run[rank] - 1) if buffer in _CALLERS else None
         before = list(self.read[place].values()) if writes else []
@@ -185,7 +187,7 @@ class PlanOrder:
             self.read[place][use.by, use.lane] = use
 
     def _in_turn(self, last: Use, use: Use, known: Clock) -> bool:
-        """Whether two uses are of one lane in one phase, or of puts that were pushed in turn."""
+        """Whether two uses are of one lane in one phase, or of puts that were pushed in order."""
         if use.by < len(self.names):
             return (last.at, last.lane) == (use.at, use.lane)
         pushed = [self.puts[use.by][each.at] for each in (last, use)]
@@ -195,21 +197,21 @@ class PlanOrder:
         """Whether a use has ended for certain."""
         if use.by >= 0 and known.done[use.by] > use.at:
             return True
-        # The proxies of a rank may go on when it has ended.
+        # The proxies of a rank may continue after it has ended.
         return use.by < len(self.names) and known.begun[use.rank] > use.run
 
     # ------------------------------------------------------------------ puts by a proxy
 
     def push(self, block: int, lane: Lane, port: int) -> None:
-        """A lane gives a put to the proxy of a port."""
+        """Let a lane give a put to the proxy of a port."""
         rank = self.rank_of[block]
         self.puts[port].append(Use(block, self.phase[block], lane, rank, self.run[rank]))
 
     def after_puts(self, block: int, lane: Lane, port: int) -> Clock:
-        """The clock of who sees what a lane now sends over a port: the puts before are done."""
+        """The clock of the receiver of a lane's next message on a port: earlier puts are done."""
         known, pushed = self.knows(block, lane), self.puts[port]
         certain = len(pushed)
-        # From the last one back: those of earlier phases are all in order.
+        # From the last one backwards: those of earlier phases are all in order.
         for i, use in reversed(list(enumerate(pushed))):
             if self._ended(use, known):
                 break
@@ -219,7 +221,7 @@ class PlanOrder:
                      known.begun)  # fmt: skip
 
     def ordered(self, block: int, lane: Lane, place: Place) -> bool:
-        """Whether the last use of a place has ended for certain; then a lane uses it."""
+        """Whether the last use of a place has certainly ended; then the lane uses it."""
         try:
             self.use(block, lane, place, writes=True)
         except Race:

@@ -1,11 +1,12 @@
 """Execution plans of MSCCL++ 0.8 and later, every thread block run as its kernel runs it.
 
 There are no queues: a ``put`` writes another rank's memory at once, and blocks meet in channels
-(the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read when
-it has come). Channels and semaphores count across runs, so at the end of one each must be where it
-was. ``plan_order`` knows which threads run apart; uses that nothing orders are
-refused, so that one order of the replay shows the result of all. A plan runs twice, and three times
-where two scratch buffers take turns: leftovers of a run may not hurt the next.
+(the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read
+after it has arrived). Channels and semaphores count across runs, so at the end of a run each must
+be at its first value again. ``plan_order`` knows which threads run independently. Uses without an
+order are refused, so that one order of the replay gives the result of all orders. A plan runs
+twice, and three times if two scratch buffers take turns, because leftovers of a run may not harm
+the next one.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
 
 COLLECTIVES = named_in("plan")
 _MOST_CELLS = 2**20  # of plans whose chunks are cut
-_ROUNDS = (1, 2, 3)  # of pipelines: how many there are depends on the message
+_ROUNDS = (1, 2, 3)  # numbers of rounds of pipelines; the real number depends on the message
 _GIVING, _WAITS = ("signal", "rlxsignal", "pws", "pwsf"), ("wait", "rlxwait")
 
 
 def prove(fields: dict, asked: Asked) -> Proof:
-    """Replay a plan until all blocks have ended, and again."""
+    """Replay a plan until all blocks have ended, and then again."""
     said = listed(fields, "gpus", MOST_GPUS)
     ranks = len(said)
     if not ranks or not all(isinstance(gpu, dict) for gpu in said):
@@ -53,7 +54,7 @@ def prove(fields: dict, asked: Asked) -> Proof:
     sizes = [{name[0]: whole(gpu, f"{name}_chunks", 0, MOST_CHUNKS)
               for name in ("input", "output", "scratch")} for gpu in said]  # fmt: skip
     row = KINDS[kind]
-    # The whole buffer, and how many times as long as the other it is.
+    # The buffer that is whole, and its length relative to the other one.
     least = "output" if row.takes_shard else "input"
     most = ranks if row.takes_shard or row.gives_shard else 1
     chunks = whole(said[0], f"{least}_chunks", 1, MOST_CHUNKS)
@@ -86,7 +87,7 @@ def prove(fields: dict, asked: Asked) -> Proof:
 
 
 def _replayed(said: list, layout: Layout) -> int:
-    """The messages of a run, all of which are proved."""
+    """The number of messages of a run; all of them are proved."""
     try:
         run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
         for _ in range(3 if layout.doubled else 2):
@@ -101,7 +102,7 @@ def _replayed(said: list, layout: Layout) -> int:
 
 
 def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:
-    """Whether there are two scratch buffers; that chunks begin at elements, and fit scratch."""
+    """Whether there are two scratch buffers; chunks are checked to be aligned and fit scratch."""
     doubled, reuses = (fields.get(key, False) for key in
                        ("use_double_scratch_buffer", "reuse_resources"))  # fmt: skip
     if not isinstance(doubled, bool) or not isinstance(reuses, bool):
@@ -112,7 +113,7 @@ def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:
     most = 2**64 - 1
     longest = integer(0, most)(fields.get("max_message_size", most), "max_message_size")
     for rank, size in enumerate(sizes):
-        room = 2**26 // (1 + doubled) // max(1, size["s"])  # of the scratch that plans share
+        room = 2**26 // (1 + doubled) // max(1, size["s"])  # in the scratch that plans share
         if reuses and size["s"] and longest > room * max(size["i"], size["o"]):
             raise NotProved(f"chunks of a message of {longest} bytes overlap in the shared scratch "
                             f"of rank {rank}", rank)  # fmt: skip
@@ -124,23 +125,23 @@ class _Semaphore:
 
     def __init__(self, value: int):
         self.value = value
-        self.gives = 0  # tokens given in a run, and taken by each block
+        self.gives = 0  # tokens given in a run
         self.takes: Counter[int] = Counter()
         self.restart()
 
     def restart(self) -> None:
-        """Forget a run, of which all blocks have ended before the next."""
+        """Forget a run, all of whose blocks have ended before the next one."""
         self.given: list[Clock] = []
         self.taken: Counter[int] = Counter()
-        self.in_turn = True  # whether it is certain which token was given first
+        self.in_turn = True  # whether the order in which tokens were given is certain
 
     def has(self, block: int) -> bool:
-        """Whether a block finds a token, however many the others have taken by then."""
+        """Whether a block finds a token for any number that the others have taken by then."""
         others = self.takes.total() - self.takes[block]
         return self.value + len(self.given) > self.taken[block] + others
 
     def take(self, block: int) -> list[Clock]:
-        """The clocks of those that have given certainly, for a block to go on."""
+        """The clocks of those that have certainly given, before a block continues."""
         self.taken[block] += 1
         least = max(0, self.taken[block] - self.value)
         return self.given[:least] if self.in_turn or least == self.gives else []
@@ -150,7 +151,7 @@ Stage = tuple[Op, list[deque[tuple[Op, int]]]]
 
 
 def _stages(ops: list[Op]) -> Iterator[Stage]:
-    """Moves and barriers one by one; between them, what each thread does at channels in turn."""
+    """Moves and barriers one by one; between them, the work of each thread at channels in order."""
     threads: list[deque[tuple[Op, int]]] = []
     for op in ops:
         puts = op.on_port and bool(op.dst)
@@ -171,7 +172,7 @@ def _stages(ops: list[Op]) -> Iterator[Stage]:
 
 
 class _Run:
-    """A plan under way."""
+    """A plan that is running."""
 
     def __init__(self, gpus: list[Gpu], layout: Layout):
         self.layout, self.buffers, self.moved, self.number = layout, layout.buffers, 0, 0
@@ -182,8 +183,8 @@ class _Run:
         self.port = {channel: len(names) + i for i, channel in enumerate(sorted(used))}
         self.order = PlanOrder(len(gpus), self.rank, names, len(used))
         self.signals: defaultdict[tuple, deque[tuple[Clock, bool]]] = defaultdict(deque)
-        # Of each channel, the threads that signal in every phase of a block: where there are
-        # several, nobody knows which signal came first.
+        # For each channel, the threads that signal in every phase of a block: if there are several,
+        # it is not known which signal came first.
         self.signalling: defaultdict[tuple, dict[tuple[int, int], set[int]]] = defaultdict(dict)
         for block, ops in enumerate(self.ops):
             phase = 0
@@ -202,7 +203,7 @@ class _Run:
         self._check_scratch()
 
     def _check_scratch(self) -> None:
-        """Packets of chunk k lie where chunks 2 k and 2 k + 1 would."""
+        """Packets of chunk k are at the place of chunks 2 k and 2 k + 1."""
         ends = [end for ops in self.ops for op in ops for end in (*op.src, *op.dst)]
         plain = {(rank, at) for end in ends for rank, buffer, at in end.cells if buffer == "s"}
         for rank, buffer, at in (cell for end in ends for cell in end.cells):
@@ -211,7 +212,7 @@ class _Run:
                                 f"{rank}", rank, at)  # fmt: skip
 
     def to_end(self) -> None:
-        """Run blocks in turn as far as each gets, until all have ended or none goes on."""
+        """Run blocks in turn as far as possible, until all have ended or none can continue."""
         self.number += 1
         ranks = range(len(self.layout.sizes))
         for rank in ranks:
@@ -259,7 +260,7 @@ class _Run:
         raise NotProved(f"stops: {op.place}, {op.name}, waits for ever", self.rank[going[0]])
 
     def _advance(self, block: int) -> bool:
-        """Run something of the next stage of a block, if it can."""
+        """Run something of the next stage of a block, if possible."""
         op, threads = self.left[block][0]
         if threads:
             moved = False
@@ -279,7 +280,7 @@ class _Run:
         return True
 
     def _barrier(self, block: int, op: Op) -> bool:
-        """Whether all blocks of a barrier have come; the last one brings the others on."""
+        """Whether all blocks of a barrier have arrived; the last one releases the others."""
         here = [block]
         if op.name == "barrier" and op.numbers[1] > 1:
             here = self.arrived[self.rank[block], op.numbers[0]]
@@ -294,7 +295,7 @@ class _Run:
         return True
 
     def _meets(self, block: int, op: Op, i: int) -> bool:
-        """Thread i of a block does its part at channels or semaphores, if it can."""
+        """Let thread i of a block do its part at channels or semaphores; False if it cannot."""
         lane, rank, order = ("thread", i), self.rank[block], self.order
         if op.name.startswith("sem"):
             semaphore = self.semaphores[rank, op.numbers[i]]
@@ -328,7 +329,7 @@ class _Run:
         return True
 
     def _signal(self, op: Op, channel: tuple, block: int, lane: Lane) -> None:
-        """Whoever waits knows what all signals say that may be the one: the count alone is seen."""
+        """Whoever waits knows what all possible signals know, because only the count is visible."""
         phases = self.signalling[channel]
         if max(map(len, phases.values())) > 1:
             lane = None
@@ -343,7 +344,7 @@ class _Run:
         """A put over a port: its proxy reads and writes until it is done."""
         port = self.port[op.channels[i]]
         self.order.push(block, lane, port)
-        source = op.src[min(i, len(op.src) - 1)]  # of packets that are passed on, the only one
+        source = op.src[min(i, len(op.src) - 1)]  # only one for packets that are passed on
         for a, b in zip(source.cells, op.dst[i].cells, strict=True):
             self.order.use_by_proxy(block, lane, port, self._place(a), writes=False)
             value = self._value(a)
@@ -351,7 +352,7 @@ class _Run:
             self._store(b, value, op.dst[i].packed, self.order.knows(block, lane), op, block)
 
     def _move(self, op: Op, block: int) -> None:
-        """Every lane of a block moves its part: reads its sources, then writes its targets."""
+        """Let every lane of a block move its part: read its sources, then write its targets."""
         packs = any(end.packed for end in (*op.src, *op.dst))
         pairs = [(op.src, op.dst)]
         if op.name in ("get", *PUTS):
@@ -369,7 +370,7 @@ class _Run:
 
     def _read(self, block: int, lane: Lane, end: End, i: int) -> Value | None:
         cell = end.cells[i]
-        if end.packed:  # whoever reads a packet has waited for it
+        if end.packed:  # the reader of a packet has waited for it
             self.order.learn(block, lane, self.packets[cell], relaxed=True)
             self.order.wait_for(block, lane, self._place(cell))
         else:
@@ -383,13 +384,13 @@ class _Run:
         self._store(cell, value, end.packed, self.order.knows(block, lane), op, block)
 
     def _place(self, cell: Cell) -> Cell:
-        """A cell, of the scratch whose turn it is."""
+        """A cell, of the scratch buffer whose turn it is."""
         rank, buffer, at = cell
         turns = self.layout.doubled and buffer in ("s", "p")
         return (rank, f"{buffer}{self.number % 2}", at) if turns else cell
 
     def _value(self, cell: Cell) -> Value | None:
-        # Where all uses are ordered the contents of one run are those of every run.
+        # If all uses are ordered, the contents of one run equal those of every run.
         return self.buffers.read(cell) if self.number == 1 else None
 
     def _store(self, cell: Cell, value, packed: bool, clock: Clock, op: Op, block: int) -> None:

@@ -1,4 +1,4 @@
-"""Files of ``jaxcoll.schedule/1``, read by the definition of the format: all of it is checked."""
+"""Files of ``jaxcoll.schedule/1``, read and checked by the definition of the format."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jaxcoll.prove.answers import NotProved, NotRead, quoted
 from jaxcoll.prove.kinds import KINDS, MOST_RANKS
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-_MOST_FREE = 2**22  # (rank, chunk) pairs that a file may claim whatever it holds
+_MOST_FREE = 2**22  # (rank, chunk) pairs that a file may claim, however small it is
 _LEAST, _MOST = 1e-100, 1e100  # seconds, and bytes per second
 _RATIONAL = re.compile(r"([0-9]{1,1000})/([0-9]{1,1000})", re.ASCII)
 _LARGEST, _MOST_DEPTH = 10**1000 - 1, 32
 
 
 class What(NamedTuple):
-    """A collective: its groups, and ``k`` chunks of each shard, or as many times as its share.
+    """A collective: its groups, and ``k`` chunks of each shard, or a multiple for its share.
 
-    Of an exchange the shares are of pairs, source by source. The largest to another rank has k
-    chunks, and each pair the fewest, of the divisors of k, that make its chunks no larger.
+    The shares of an exchange belong to pairs, source by source. The largest one to another rank has
+    k chunks. Each pair has the smallest divisor of k that does not make its chunks larger.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class What(NamedTuple):
 
     @property
     def of_shards(self) -> list[int]:
-        """Chunks of each shard, of all groups."""
+        """Number of chunks of each shard, for all groups."""
         row, k, shares = KINDS[self.kind], self.k, self.shares
         if shares is None:
             return [k] * sum(row.shards(len(group)) for group in self.groups)
@@ -46,7 +46,7 @@ class What(NamedTuple):
             return [k * share for share in shares]
         n, divisors = self.ranks, [part for part in range(1, k + 1) if k % part == 0]
         most = max((share for i, share in enumerate(shares) if i // n != i % n), default=0) or 1
-        # Of the divisors the first that is at least k share / most, or k itself.
+        # The smallest divisor that is at least k share / most, or k itself.
         return [
             share and divisors[min(bisect_left(divisors, -(-k * share // most)),
                                    len(divisors) - 1)] for share in shares
@@ -54,7 +54,7 @@ class What(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         row = KINDS[self.kind]
         if self.shares is not None:
             return sum(self.of_shards) if row.is_exchange else self.k * sum(self.shares)
@@ -62,7 +62,7 @@ class What(NamedTuple):
 
     @property
     def deliveries(self) -> int:
-        """Sends that every schedule has at least."""
+        """The least number of sends of any schedule."""
         row, more = KINDS[self.kind], len(self.roots) - 1
         if self.shares is None:
             pairs = ((1 if row.is_rooted else len(g)) * (len(g) - 1) + more for g in self.groups)
@@ -80,7 +80,7 @@ class Edge(NamedTuple):
 
 
 class File(NamedTuple):
-    """The edges are those of ``edge``, the columns one number per send."""
+    """A file; ``edges`` are indexed by ``edge``, and columns have one number per send."""
 
     what: What
     edges: list[Edge]
@@ -91,13 +91,13 @@ class File(NamedTuple):
 
 
 def read(value: dict) -> File:
-    """A file, of which everything is as the format has it.
+    """A file, after checking everything against the format.
 
     Raises:
-        NotRead, NotProved: naming the field that is not.
+        NotRead, NotProved: a field is wrong; the error names it.
     """
     column, form = fields.integers(0, _INT32), fields.exactly("jaxcoll.schedule/1")
-    form(value.get("format"), "format")  # first, as it says which the others are
+    form(value.get("format"), "format")  # first, because it decides the other fields
     said = fields.said(value, "schedule", {
         "format": form, "topology": _network,
         "collective": _collective, "edges": lambda value, name: value,
@@ -123,7 +123,7 @@ def read(value: dict) -> File:
 def _check_nobody_helps(
     what: What, ends: list[tuple[int, int]], edges: list[Edge], edge: list[int], chunk: list[int]
 ) -> None:
-    """No send goes to, or by way of, a rank outside the group of its chunk."""
+    """Check that no send goes to, or through, a rank outside the group of its chunk."""
     group_of = {rank: g for g, group in enumerate(what.groups) for rank in group}
     passed = [{ends[link][1] for link in way} | {src} for src, _, way in edges]
     met = [{group_of.get(rank, -1) for rank in way if rank < what.ranks} for way in passed]
@@ -139,7 +139,7 @@ def _rises(ptr: list[int], to: int) -> bool:
 
 
 def _check_claims(what: What, sends: int) -> None:
-    """Every schedule delivers what its collective asks for, or is cut short or made up."""
+    """Check that the sends can deliver all chunks; otherwise the file is cut short or made up."""
     chunks, least = what.chunks, what.deliveries
     if what.ranks * chunks > _MOST_FREE and sends < max(least, chunks // 2):
         raise NotRead(f"{chunks} chunks on {what.ranks} ranks take more than {sends} sends")
@@ -149,7 +149,7 @@ def _check_claims(what: What, sends: int) -> None:
 
 
 def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Ranks, and the ends of every link."""
+    """The number of ranks, and the ends of every link."""
     column = fields.integers(0, _INT32)
     said = fields.said(value, name, {
         "format": fields.exactly("jaxcoll.topology/1"), "src": column, "dst": column,
@@ -162,7 +162,7 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
        in_network=((), ()))  # fmt: skip
     ranks, columns = said["num_ranks"], [said[k] for k in ("src", "dst", "alpha", "bandwidth")]
     vertices = said["num_vertices"] or ranks
-    # Ranks have a link each, and switches may be left without: a few bytes claim no millions.
+    # Ranks have a link each, and switches may be without one: a small file cannot claim millions.
     most = 2**16 + 2 * len(said["src"])
     if not ranks <= vertices <= most:
         raise NotRead(f'"num_vertices" must be an integer from {ranks} to {most}, got {vertices}')
@@ -178,7 +178,7 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
         raise NotRead(f'"vertex_names" must be one for each of {vertices} vertices')
     if said["grid"] not in (None, ranks):
         raise NotRead(f"the grid has {quoted(said['grid'])} places for {ranks} ranks")
-    able = [set(switches) for switches in said["in_network"]]  # that copy, and that add
+    able = [set(switches) for switches in said["in_network"]]  # those that copy, those that add
     if not set().union(*able) <= set(range(ranks, vertices)):
         raise NotRead(f'"in_network" must name switches, {ranks} to {vertices - 1}')
     for image in said["generators"]:
@@ -200,7 +200,7 @@ def _permutes(image: list[int], count: int) -> bool:
 
 
 def _reached(ends: list[tuple[int, int]], side: int, vertices: int, ranks: int) -> int:
-    """How many ranks rank 0 reaches, or is reached by."""
+    """The number of ranks that rank 0 reaches, or that reach it."""
     beside: list[list[int]] = [[] for _ in range(vertices)]
     for pair in ends:
         beside[pair[side]].append(pair[1 - side])
@@ -213,7 +213,7 @@ def _reached(ends: list[tuple[int, int]], side: int, vertices: int, ranks: int) 
 
 
 def _rate(value: object, name: str) -> Fraction:
-    """A number, as the decimal that it is written as, or the quotient of a text "p/q"."""
+    """A number as the decimal that is written, or the quotient of a text "p/q"."""
     if not isinstance(value, str):
         return Fraction(repr(float(fields.number(value, name))))
     found = _RATIONAL.fullmatch(value)
@@ -238,7 +238,7 @@ def _in_network(value: object, name: str) -> tuple[list[int], list[int]]:
 
 
 def _grid(value: object, name: str) -> int:
-    """How many ranks it has."""
+    """The number of the grid's ranks."""
     said = fields.said(value, name, {
         "shape": fields.integers(1, _INT64), "wrap": fields.list_of(fields.flag),
         "ranks": fields.optional(fields.integers(0, _INT32)),
@@ -336,7 +336,7 @@ def _provenance(value: object, name: str) -> None:
 
 
 def _free(value: Any, name: str, depth: int) -> None:
-    """A value of any form, of which objects of one key "p/q" are quotients."""
+    """A value of any form; objects with the single key "p/q" are quotients."""
     if depth > _MOST_DEPTH:
         raise NotRead(f'"{name}" is nested deeper than {_MOST_DEPTH}')
     if isinstance(value, dict) and set(value) == {"p/q"}:

@@ -3,7 +3,8 @@
 Link models time wires. A program also pays for every permute it starts and for every byte it copies
 or adds; between devices that share a host nothing else counts. ``ExecutionCosts`` holds these
 prices and their sources. A schedule of r rounds and s steps, whose ranks receive up to b bytes and
-add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``.
+add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``, and for
+each step the time that machines were measured to take beyond that (``delays``, ``step_delays``).
 
 Rounds are counted as ``jaxcoll.execute`` runs them: a step takes as many permutes as the most
 messages that one rank sends or receives in it (Koenig).
@@ -12,8 +13,11 @@ messages that one rank sends or receives in it (Koenig).
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
+import json
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +29,7 @@ from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges, forwarded_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_order import LINKS, ROUNDS, STEPS, ExecutionOrder, order_of
+from jaxcoll.simulation.step_delays import Delay, delays_of
 
 BACKENDS = ("cpu", "gpu", "tpu")
 NATIVE_KINDS = tuple(names_in("lax"))
@@ -77,10 +82,12 @@ class ExecutionCosts:
         source: the source of the numbers.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
+        delays: curves of the seconds that a step takes in addition to all of this, one curve for
+            each number of peers, in ascending order.
 
     Raises:
         TuneError: the backend is unknown, a number is negative or not finite, or the native cost of
-            a kind is given twice.
+            a kind or the delays of a number of peers are given twice.
     """
 
     backend: str
@@ -96,6 +103,7 @@ class ExecutionCosts:
     native_order: ExecutionOrder | None = None
     source: str = ""
     machine: str = ""
+    delays: tuple[Delay, ...] = ()
 
     def __post_init__(self) -> None:
         checks.choice(self.backend, BACKENDS, "backend of execution costs", TuneError)
@@ -107,6 +115,12 @@ class ExecutionCosts:
         kinds = [cost.kind for cost in self.native]
         if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
             raise TuneError(f"the native cost of {twice[0]} is given twice; give it once")
+        for delay in checks.members(self.delays, "delays", TuneError):
+            checks.instance(delay, Delay, "a delay", TuneError)
+        checks.put(self, delays=tuple(sorted(self.delays, key=lambda each: each.peers)))
+        peers = [delay.peers for delay in self.delays]
+        if more := sorted({count for count in peers if peers.count(count) > 1}):
+            raise TuneError(f"the delays of {more[0]} peers are given twice; give them once")
         checks.flag_fields(self, TuneError, "shared", "half_duplex")
         checks.put(self, order=order_of(self.order))
         if self.native_order is not None:
@@ -207,7 +221,10 @@ class ExecutionCosts:
             per_byte += times * total * int(steps.sum()) * as_fraction(self.swapped)
         per_step = int(steps.sum()) * as_fraction(self.permute)
         per_step += len(steps) * as_fraction(self.step)
-        return times * per_step + as_fraction(nbytes) * per_byte / total
+        charge = times * per_step + as_fraction(nbytes) * per_byte / total
+        if not self.delays:
+            return charge
+        return charge + times * as_fraction(delays_of(schedule, nbytes, self.delays))
 
     def least_seconds(self, collective: Collective) -> Fraction:
         """The least charge of any schedule of a collective.
@@ -297,49 +314,96 @@ _LINKS = dataclasses.replace(
 )
 
 # Compiled programs show one NCCL group per step in one stream (docs/targets.md): a rank's steps
-# follow one another. They show two copies and one addition
-# of the bytes that arrive; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL
-# kernel takes about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged
-# all_to_all): nobody has measured it here, it is right within a factor of about two.
-_GPU = ExecutionCosts(
-    "gpu",
-    permute=2e-6,
-    step=10e-6,
-    copied=1.2e-12,
-    added=0.9e-12,
-    native=tuple(NativeCost(kind, 10e-6, 0.0) for kind in NATIVE_KINDS),
-    order=STEPS,
-    source="H100 data sheet, compiled programs, and about 10 us per NCCL launch; not measured",
-)
+# follow one another. They show two copies and one addition of the bytes that arrive, which are
+# charged at the memory's data sheet. All else is fitted to times that XLA publishes of its permutes
+# and collectives (``validation.charges``), and written by ``scripts/bench charges --record``.
+FORMAT = "jaxcoll.charges/1"
+_OF_GPUS = "h100-host"  # where nothing says which
+
+
+def _fitted() -> dict[str, ExecutionCosts]:
+    """The charges of GPUs, by the machine that was measured."""
+    file = importlib.resources.files("jaxcoll.simulation") / "charges.json"
+    machines = json.loads(file.read_text(encoding="utf-8"))["machines"]
+    return {name: _of_fields(fields) for name, fields in machines.items()}
+
+
+def _of_fields(fields: dict[str, Any]) -> ExecutionCosts:
+    native = tuple(NativeCost(*each) for each in fields["native"])
+    delays = tuple(Delay(*each) for each in fields["delays"])
+    return ExecutionCosts("gpu", **(fields | {"native": native, "delays": delays}), order=STEPS)
+
+
+_GPUS = _fitted()
+
+
+def _played(gpus: ExecutionCosts) -> ExecutionCosts:
+    """The same GPUs if schedules are played over links (``execute.links``).
+
+    Rows are sent from where they are, in queues that do not wait for each other, and a step of a
+    queue is one launch. Nobody has measured it between GPUs; on one GPU that four processes share,
+    over the loopback, a step took 40 us.
+    """
+    return dataclasses.replace(
+        gpus,
+        permute=0.0,
+        copied=0.0,
+        delays=(),
+        order=LINKS,
+        native_order=STEPS,
+        source="as for groups of NCCL, without copies and with a launch per step; not measured",
+    )
+
+
+# By a part of the name that a device gives itself; the first that fits.
+_DEVICES = (
+    ("GB300", "gb300-rack"), ("B300", "gb300-rack"), ("GB200", "gb200-rack"), ("B200", "b200-host"),
+    ("MI300", "mi300x-host"), ("MI325", "mi300x-host"), ("MI350", "mi355x-host"),
+    ("MI355", "mi355x-host"),
+)  # fmt: skip
 
 # Compiled programs show a start and a done per permute and a barrier per step, two copies and one
-# addition; the bytes are those of the 2.765 TB/s of a v5p. The latencies are only of the right
-# magnitude: nobody has measured them here.
+# addition. A `lax.ppermute` in a compiled loop takes 4.5 to 5.5 us of 1 to 16 KiB on a v5p and 5.6
+# to 5.9 on a v6e, 16.9 and 17.5 of 1 MiB, 782 and 776 of 64 MiB (marin-community/marin#6736): the
+# start-up beside the link's 1 us, and the bytes beside its 100 GB/s, are those, within 15 % below
+# 1 MiB and 3 % from there on. How they split into rounds and steps, additions, and the start-ups of
+# `lax`, nobody has published.
 _TPU = ExecutionCosts(
     "tpu",
     permute=1e-6,
-    step=1e-6,
-    copied=1.4e-12,
+    step=3.2e-6,
+    copied=1.5e-12,
     added=1.1e-12,
     native=tuple(NativeCost(kind, 2e-6, 0.0) for kind in NATIVE_KINDS),
     order=STEPS,
-    source="TPU v5p documentation, compiled programs, and about 1 us per permute; not measured",
+    source="published permutes of v5p and v6e within 15 % below 1 MiB, 3 % above; sums by data "
+    "sheet; what jax.lax starts with is not measured",
 )
 
-_SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
+_SHIPPED = {costs.backend: costs for costs in (_CPU, _GPUS[_OF_GPUS], _TPU)}
 # The costs by the names that arguments may give.
-_NAMED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS}
+_NAMED = {
+    **_SHIPPED, "processes": _PROCESSES, "links": _LINKS,
+    "gpu-links": _played(_GPUS[_OF_GPUS]), **_GPUS,
+}  # fmt: skip
 MACHINES = tuple(_NAMED)
 
 
-def shipped_costs(backend: str, processes: int, has_links: bool = False) -> ExecutionCosts:
+def shipped_costs(
+    backend: str, processes: int, has_links: bool = False, device: str = ""
+) -> ExecutionCosts:
     """The costs shipped for a backend of ``BACKENDS`` with a number of processes.
 
     Args:
-        has_links: whether schedules between processes on CPUs are played over links.
+        has_links: whether schedules are played over links, between processes on CPUs or on GPUs.
+        device: the name of a device; GPUs that nobody has measured are charged as H100.
     """
     if backend == "cpu" and processes > 1:
         return _LINKS if has_links else _PROCESSES
+    if backend == "gpu":
+        known = (machine for part, machine in _DEVICES if part in device.upper())
+        costs = _GPUS[next(known, _OF_GPUS)]
+        return _played(costs) if has_links else costs
     return _SHIPPED[backend]
 
 
@@ -348,8 +412,10 @@ def costs_of(
 ) -> ExecutionCosts | None:
     """The costs that an argument ``execution=`` stands for: given costs, or those of a backend.
 
-    "processes" stands for the costs shipped for CPUs with one process each, and "links" for those
-    of such processes if the lowering "links" plays schedules.
+    "processes" stands for the costs shipped for CPUs with one process each, "links" for those of
+    such processes if the lowering "links" plays schedules, and "gpu-links" for those of GPUs if it
+    does. "gpu" stands for H100; other GPUs that were measured go by the names of their machines, as
+    "mi300x-host".
 
     Raises:
         error: the argument is neither costs nor the name of a backend.

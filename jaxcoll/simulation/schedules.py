@@ -25,7 +25,8 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.durations import check_request, distinct, durations, framed
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.simulation.execution_order import flows_of, run_in_order
+from jaxcoll.simulation.execution_order import flows_of
+from jaxcoll.simulation.fair_flows import run_in_order
 from jaxcoll.simulation.link_models import Durations, LinkModel
 from jaxcoll.simulation.orbits import OrbitTimeline, simulate_orbit
 from jaxcoll.simulation.timeline import Clock, Framing, Timeline

@@ -23,7 +23,8 @@ from jaxcoll.paths import forwarded_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import LinkModel, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts
-from jaxcoll.simulation.execution_order import LINKS, STEPS, Flows, run_in_order
+from jaxcoll.simulation.execution_order import LINKS, STEPS
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth.baselines.bucket import Bucket
 from jaxcoll.synth.baselines.direct import Direct
 from jaxcoll.synth.baselines.double_binary_tree import DoubleBinaryTree
@@ -77,9 +78,9 @@ def lax_seconds(
     machine charges ``costs.native_seconds``.
 
     Args:
-        collective: of a kind that ``jax.lax`` has.
-        nbytes: of the larger of a rank's input and output.
-        model: of links, as for ``simulate``.
+        collective: a collective of a kind that ``jax.lax`` has.
+        nbytes: bytes of the larger of a rank's input and output.
+        model: the model of links, as for ``simulate``.
         several_axes: whether the ranks of a group differ along several axes of a mesh.
         make: as ``attempted``; for a caller that keeps schedules.
 

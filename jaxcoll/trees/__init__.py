@@ -120,9 +120,9 @@ class TreeFlow:
         """Check exactly that these are spanning trees, and recompute how fast they are.
 
         The checks are: every edge is a path of links; every tree reaches every rank once, from
-            ranks it has reached before; the trees of every root have the weight of its shard; no
-            link carries more than its bandwidth allows at the rate 1 / ``inverse``, and some link
-            carries as much.
+        ranks it has reached before; the trees of every root have the weight of its shard; no
+        link carries more than its bandwidth allows at the rate 1 / ``inverse``, and some link
+        carries as much.
 
         Returns:
             The throughput in seconds per byte of shard, which is ``inverse``.

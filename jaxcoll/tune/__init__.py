@@ -1,14 +1,14 @@
 """Tuning: the configuration of each collective, chosen by measured times.
 
-``Space`` is what to choose from, ``search`` how to choose; ``Table`` keeps what was measured and
-decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL. ``offline`` tunes collectives
-before training, ``online`` a training step while it trains, ``bucket_bytes`` the size of its
-gradient buckets.
+``Space`` is the set of configurations to choose from, ``search`` the way to choose; ``Table`` keeps
+measurements and decisions, ``use`` runs programs by it, and ``nccl`` writes it for NCCL.
+``offline`` tunes collectives before training, ``online`` tunes a training step while it trains, and
+``bucket_bytes`` tunes the size of its gradient buckets.
 
-What may be chosen and the search for the fastest are in ``jaxcoll.configurations``. Then to be read
-in this order: ``table`` (measurements and decisions), ``table_file`` and ``in_use`` (calls that run
-by it); ``trial`` (what a JAX backend may run, and how it is measured) and ``offline_tuner``;
-``training_step`` (the online tuner); ``nccl``.
+The configurations and the search for the fastest are in ``jaxcoll.configurations``. Read the
+modules here in this order: ``table`` (measurements and decisions), ``table_file`` and ``in_use``
+(calls that run by it); ``trial`` (the configurations of a JAX backend, and their measurement) and
+``offline_tuner``; ``training_step`` (the online tuner); ``nccl``.
 """
 
 import importlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jaxcoll.tune.training_step.report import Recording, Report, replay
     from jaxcoll.tune.trial import jax_space, tasks_of
 
-# Names that need jax, by their modules.
+# Names that need jax -> their modules.
 _NEED_JAX = {
     "BucketSizes": "offline_tuner",
     "Outcome": "offline_tuner",

@@ -1,4 +1,4 @@
-"""Tables in use: calls that leave ``schedule=`` open run by one; the file of a tuned step."""
+"""Tables in use: calls that leave ``schedule=`` open run by them; the file of a tuned step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
-from jaxcoll.execute.choice import configured, stated
+from jaxcoll.execute.choice import in_force, stated
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
@@ -29,12 +29,12 @@ def this_machine() -> Machine:
 
 
 class ByTable:
-    """How tasks run by a table (see ``jaxcoll.execute.choice.configured.Choices``).
+    """Runs tasks by a table (see ``jaxcoll.execute.choice.in_force.Choices``).
 
-    A task that the table does not answer runs by the default. So does one whose configuration is
-    refused while tracing, such as a synthesizer that does not exist: ``skipped`` is told.
-    Compared by content: programs traced by equal tables are shared. Later changes of the table have
-    no effect.
+    A task that the table does not answer runs by the default. So does a task whose configuration is
+    refused while tracing, for example because it names a synthesizer that does not exist;
+    ``skipped`` is then called. Objects are compared by content, so programs traced by equal tables
+    are shared. Later changes of the table have no effect.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class ByTable:
     ):
         self._table = Table({}, table.decisions, table.quarantined)
         self._machine, self._skipped = machine, skipped
-        # Part of the key of every jit cache: how a program was chosen, not when or how fast. The
-        # history, which grows with every trial, would make a new program each time.
+        # This is part of the key of every jit cache. It holds the decisions but not the history,
+        # which grows with every trial and would make a new program each time.
         self._key = machine, frozenset(table.decisions.items()), frozenset(table.quarantined)
 
     def config(self, task: Task) -> Config | None:
-        """The configuration of a task, or None where it runs by the default."""
+        """The configuration of a task, or None if it runs by the default."""
         return self._table.lookup(task, self._machine)
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         """The result of a task on an operand."""
         config = self.config(task)
         if config is None:
             return run_by(x, None)
-        # Training must go on, whatever version of the library wrote the row.
+        # Training must continue, even if another version of the library wrote the row.
         try:
             return run_by(x, config)
         except JaxcollError as error:
@@ -83,10 +83,11 @@ def use(
             params, opt_state = step(params, opt_state, batch)
 
     Args:
-        tables: tables or their files, merged. A file that is missing, damaged, newer or of another
-            machine is skipped, and the defaults run.
-        machine: whose rows are read; None for the machine of this process.
-        skipped: called with a line per file or configuration that is not used; it warns by default.
+        tables: tables or their files, merged. A file that is missing, damaged, newer or from
+            another machine is skipped, and the defaults run.
+        machine: the machine whose rows are read; None for the machine of this process.
+        skipped: called with a line for each file or configuration that is not used; it warns by
+            default.
 
     Yields:
         The merged table.
@@ -98,7 +99,7 @@ def use(
             merged = merged.merge(table)
         else:
             merged = merged.merge(Table.load_usable([table], machine, skipped))
-    with configured.choosing(ByTable(merged, machine, skipped)):
+    with in_force.choosing(ByTable(merged, machine, skipped)):
         yield merged
 
 
@@ -106,16 +107,16 @@ def use(
 
 
 def table_at(path: str, is_writer: bool) -> Table:
-    """The table of a file; empty where the file does not exist or is not usable.
+    """The table of a file; empty if the file does not exist or is not usable.
 
-    The process that writes the file renames one that is not usable, since it may hold more than
-    what this run finds: a table of a newer version, or one that was edited.
+    The process that writes the file renames a file that is not usable, since it may hold more than
+    this run finds: a table of a newer version, or one that was edited.
 
     Args:
         is_writer: whether this process writes the file.
 
     Raises:
-        TuneError: this process writes the file, and it could not.
+        TuneError: this process writes the file and cannot rename it.
     """
     if is_writer:
         _check_path(path)
@@ -139,7 +140,7 @@ def table_at(path: str, is_writer: bool) -> Table:
 
 
 def _check_path(path: str) -> None:
-    """Refuse a path that no table can be written to, before hours of training rather than after."""
+    """Refuse a path that no table can be written to, before hours of training, not after them."""
     folder = os.path.dirname(path) or os.curdir
     if not path or (os.path.exists(path) and not os.path.isfile(path)):
         raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")

@@ -1,13 +1,13 @@
 """Offline tuning, before any training: collectives one by one, and the size of gradient buckets.
 
-A search proposes configurations, ``Trial`` compiles, checks and times each beside the default. The
-fastest dozen are timed again, all in the same rounds, and the fastest few of these are compared
-with the default and with ``jax.lax`` in alternation until one is faster than the rest beyond noise.
-Failures are quarantined and never tried again.
+A search proposes configurations; ``Trial`` compiles, checks and times each of them together with
+the default. The fastest dozen are timed again, all in the same rounds. The fastest few of these are
+compared with the default and with ``jax.lax`` in alternation until one is faster than the rest
+beyond noise. Failures are quarantined and never tried again.
 
-A task is one collective, so buckets of another size are other tasks, and their size is not a
-parameter of a task's configuration. It is chosen first, by the time of a whole step
-(``bucket_bytes``); ``offline`` or ``online`` then tunes the collectives that it leads to.
+A task is one collective, so buckets of another size are other tasks, and the size of buckets is not
+a parameter of a task's configuration. It is chosen first, by the time of a whole step
+(``bucket_bytes``); ``offline`` or ``online`` then tunes the collectives of that size.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ MOST_BYTES = 1 << 40  # more than any device has
 MakeSpace = Callable[[Task, str], Space]
 MakeSearch = Callable[[Space, int], Search]
 
-# Rounds in which a candidate of the search is timed beside the default.
+# Rounds in which a candidate of the search is timed together with the default.
 _ROUNDS = 3
-# The fastest by these few rounds are timed again, all in the same rounds, before the final.
+# The fastest of these few rounds are timed again, all in the same rounds, before the final.
 _SEMIFINALISTS, _SEMIFINAL_ROUNDS = 12, 7
 _FINALISTS, _FINAL_ROUNDS = 4, 15
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a task was tuned.
+    """The result of tuning a task.
 
     Attributes:
         task: the collective that was tuned.
         config: the fastest configuration.
-        seconds: its time, and that of the default and of ``jax.lax``, medians in alternation.
+        seconds: its time, that of the default and that of ``jax.lax``, as medians in alternation.
         tried: configurations that were measured.
-        failed: configurations that did not compile, run or agree with ``jax.lax``, and why.
+        failed: configurations that did not compile, run or agree with ``jax.lax``, with the
+            reasons.
     """
 
     task: Task
@@ -91,27 +92,27 @@ def offline(
     """Tune collectives along a mesh axis.
 
     Args:
-        mesh: of the devices to tune for.
-        axis: along which the collectives run.
+        mesh: the mesh of the devices to tune for.
+        axis: the axis along which the collectives run.
         collectives: some of ``COLLECTIVES``.
         sizes: bytes of the larger of a rank's input and output, up to ``MOST_BYTES``.
-        dtype: of the buffers.
+        dtype: dtype of the buffers.
         space: (task, backend) -> the configurations to choose from.
         search: (space, seed) -> the search that proposes configurations.
-        evaluations: configurations that a search may measure per task.
-        seed: of every random choice.
+        evaluations: the most configurations that a search measures per task.
+        seed: seed of every random choice.
         table: earlier decisions; its quarantined configurations are not tried. A new table is
-            returned and this one is left as it is.
+            returned, and this one is not changed.
         on_outcome: called with each task's outcome.
         progress: True for a line in the terminal, or a function called after every configuration
-            with a ``jaxcoll.progress.Progress``: those measured of all, and the task's least
+            with a ``jaxcoll.progress.Progress``: the number measured of all, and the task's least
             seconds.
 
     Returns:
         The table with the times and decisions of all tasks.
 
     Raises:
-        TuneError: an empty list, or arguments that ``Trial`` refuses.
+        TuneError: a list is empty, or ``Trial`` refuses the arguments.
     """
     kinds = checks.members(collectives, "collectives", TuneError)
     counts = checks.integers(sizes, "sizes", TuneError, least=1, most=MOST_BYTES)
@@ -151,23 +152,24 @@ def tune(
 ) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table.
 
-    Finalists are chosen among what the trial has compiled, by this search or an earlier one.
+    Finalists are chosen among all configurations that the trial has compiled, in this search or an
+    earlier one.
 
     Args:
-        evaluations: configurations that the search may measure.
-        final_rounds: of the comparison of the fastest, at least 2.
-        tell: called with the configurations measured so far and the least seconds.
+        evaluations: the most configurations that the search measures.
+        final_rounds: rounds of the comparison of the fastest, at least 2.
+        tell: called with the number of configurations measured so far and the least seconds.
 
     Raises:
-        TuneError: fewer rounds.
+        TuneError: there are fewer rounds.
     """
     checks.integer(final_rounds, "final_rounds", TuneError, least=2)
     failed = _measure(trial, search, table, machine, evaluations, tell)
     default = search.space.default
     native = default.replace(algorithm="native")
     ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
-    # The best of many noisy times is mostly lucky (the winner's curse), so the first ones are timed
-    # once more among themselves, and the finalists beside the default and ``jax.lax``, in
+    # The best of many noisy times is mostly lucky (the winner's curse). So the first ones are timed
+    # once more among themselves, and the finalists with the default and ``jax.lax``, in
     # alternation.
     fastest = ranked[:_SEMIFINALISTS]
     if len(fastest) > _FINALISTS:
@@ -179,7 +181,7 @@ def tune(
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
-    # A winner that is not faster beyond the noise is not chosen: the default stays.
+    # A winner that is not faster beyond the noise is not chosen, and the default stays.
     if winner and not measured_costs.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
@@ -196,7 +198,7 @@ def _measure(
     evaluations: int,
     tell: Callable[[int, float | None], None] | None,
 ) -> dict[Config, str]:
-    """Compile, check and time what the search asks for; the configurations that failed, and why."""
+    """Compile, check and time the search's proposals; return failed ones with reasons."""
     reference = trial.checked(search.space.default)
     baseline = float(np.median(trial.seconds([reference], _ROUNDS)))
     failed: dict[Config, str] = {}
@@ -204,8 +206,8 @@ def _measure(
         if table.is_quarantined(trial.task, config, machine):
             search.tell_failed(config, "quarantined by an earlier run")
             continue
-        # Noted before it runs: a table that is saved meanwhile says which configuration ended the
-        # process.
+        # Noted before it runs: if it ends the process, a table saved before then names the
+        # configuration.
         table.begin_trial(trial.task, config, machine)
         try:
             program = trial.checked(config)
@@ -216,8 +218,8 @@ def _measure(
             table.end_trial(trial.task, config, machine)
             table.quarantine(trial.task, config, str(error), machine)
             continue
-        # Always beside the default, in the same rounds: a machine that slows down while the search
-        # runs slows both, and their ratio stays.
+        # Always together with the default, in the same rounds: if the machine slows down during the
+        # search, both become slower, and their ratio stays.
         seconds = baseline
         if program is not reference:
             both = trial.seconds([program, reference], _ROUNDS)
@@ -235,12 +237,12 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class BucketSizes:
-    """How the size of buckets was chosen.
+    """The result of choosing the size of buckets.
 
     Attributes:
-        nbytes: the most bytes of a bucket; the default where no other is faster beyond noise.
-        seconds: of a step by each size that was measured, medians in alternation. Of sizes that
-            lead to the same program the first is measured, the default before all others.
+        nbytes: the most bytes of a bucket; the default if no other size is faster beyond noise.
+        seconds: time of a step for each size that was measured, as medians in alternation. If sizes
+            lead to the same program, only the first is measured, and the default comes first.
     """
 
     nbytes: int
@@ -258,13 +260,14 @@ def bucket_bytes(
     Args:
         step_of: bytes of a bucket -> the step, a function that JAX can trace, such as one whose
             optimizer has ``jc.optax.all_reduce_gradients(axis, bucket_bytes=nbytes)``.
-        args: of the step. They are left as they are, also where the step donates them.
-        sizes: to choose from, beside the default of ``jc.optax`` (25 MiB); 0 for every leaf alone.
-        rounds: of the comparison, at least 2.
+        args: arguments of the step. They do not change, even if the step donates them.
+        sizes: sizes to choose from, in addition to the default of ``jc.optax`` (25 MiB); 0 gives
+            every leaf its own bucket.
+        rounds: rounds of the comparison, at least 2.
 
     Raises:
-        TuneError: sizes that are not integers of at least 0, fewer rounds, or a step whose results
-            have another structure, shape or dtype than the default's.
+        TuneError: sizes are not integers of at least 0, there are fewer rounds, or the results of a
+            step have another structure, shape or dtype than the default's.
     """
     checks.function(step_of, "step_of", TuneError)
     wanted = checks.integers(sizes, "sizes", TuneError, least=0)

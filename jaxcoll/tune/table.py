@@ -1,9 +1,9 @@
 """Tables: measurements (history), decisions, and configurations that failed (quarantine).
 
-AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
-table with a default and a tuned configuration per task on every process. ``Table`` holds both, for
-any number of machines, and a list of configurations that must not be tried again. Files are in
-``table_file``; how tables print, and how two differ, stands below.
+AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader, and on every
+process a configuration table with a default and a tuned configuration per task. ``Table`` holds
+both, for any number of machines, and a list of configurations that must not be tried again. Files
+are in ``table_file``; printing tables and their differences is at the end of this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxcoll.tune.table_file import (
     size_ranges,
 )
 
-# Why a configuration is in quarantine that was being tried when its process ended.
+# The reason of quarantine for a configuration that was being tried when its process ended.
 ENDED_IN_TRIAL = "the process that tried it ended before the trial did"
 
 
@@ -39,7 +39,7 @@ class Table:
     Attributes:
         history: seconds per (machine, task, configuration), ascending.
         decisions: the decision per (machine, task).
-        quarantined: why a (machine, task, configuration) must not be tried again.
+        quarantined: the reason why a (machine, task, configuration) must not be tried again.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Table:
         """Add a measured time to the history.
 
         Raises:
-            TuneError: a time that is not a positive finite number of seconds; a task,
-                configuration or machine that is none.
+            TuneError: the time is not a positive finite number of seconds, or the task,
+                configuration or machine has another type.
         """
         key = _checked_key(machine, task, config)
         self.history[key] = tuple(sorted([*self.history.get(key, ()), positive_seconds(seconds)]))
@@ -96,7 +96,7 @@ class Table:
         Args:
             default: the configuration without tuning.
             tuned: the configuration to use; None to keep the default.
-            seconds: time of the configuration in use, or None where it was not measured.
+            seconds: time of the configuration in use, or None if it was not measured.
 
         Raises:
             TuneError: see ``record``.
@@ -111,13 +111,15 @@ class Table:
         """Note that a configuration failed, so that it is not tried again.
 
         Raises:
-            TuneError: no reason; a task, configuration or machine that is none.
+            TuneError: there is no reason, or the task, configuration or machine has another type.
         """
         self.quarantined[_checked_key(machine, task, config)] = _checked_reason(why)
 
     def begin_trial(self, task: Task, config: Config, machine: Machine) -> None:
-        """Quarantine a configuration until ``end_trial``: save the table before a trial that may
-        end the process, and the next process knows which configuration did.
+        """Quarantine a configuration until ``end_trial``.
+
+        Save the table before a trial that may end the process, so that the next process knows which
+        configuration did.
         """
         self.quarantined.setdefault(_checked_key(machine, task, config), ENDED_IN_TRIAL)
 
@@ -145,12 +147,12 @@ class Table:
     def lookup(self, task: Task, machine: Machine) -> Config | None:
         """The configuration in use for a task: its own, or that of the nearest tuned size.
 
-        Tasks that differ in size alone share ranges (see ``size_ranges``). Where no size of the
-        task's dtype was tuned, the dtype with the nearest item size answers. A configuration that
-        failed on this very task does not answer.
+        Tasks that differ only in size share ranges (see ``size_ranges``). If no size of the task's
+        dtype was tuned, the dtype with the nearest item size answers. A configuration that failed
+        on this very task does not answer.
 
         Returns:
-            None where nothing that this machine tuned applies.
+            None if nothing that this machine tuned applies.
         """
         tuned = self._of_any_size(task, machine)
         if not tuned:
@@ -159,11 +161,11 @@ class Table:
         return None if self.is_quarantined(task, config, machine) else config
 
     def ranges(self, task: Task, machine: Machine) -> tuple[SizeRange, ...]:
-        """The sizes that each configuration answers for, of tasks that differ in size alone."""
+        """The size ranges of all configurations, for tasks that differ only in size."""
         return size_ranges(self._of_any_size(task, machine))
 
     def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:
-        """Choices of the tasks that differ from a task in size alone, by size."""
+        """Decisions for the tasks that differ from a task only in size, by size."""
         _checked_key(machine, task)
         by_dtype: dict[str, dict[int, Decision]] = {}
         for (where, what), decision in self.decisions.items():
@@ -172,8 +174,8 @@ class Table:
                 by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
         if not by_dtype:
             return {}
-        # Messages are bytes: float32 answers for int32, and float16 rather than float64 does. Of
-        # equally near dtypes the first by name, so that all processes agree.
+        # Messages are bytes: float32 answers for int32, and float16 rather than float64 does. Among
+        # equally near dtypes the first by name answers, so that all processes agree.
         bits = _bits(task.dtype)
         nearest_first = sorted(by_dtype, key=lambda d: (d != task.dtype, abs(_bits(d) - bits), d))
         return by_dtype[nearest_first[0]]
@@ -186,16 +188,16 @@ class Table:
     # ------------------------------------------------------------------ tables
 
     def merge(self, other: Table) -> Table:
-        """A table with what either holds; merging twice, or in another order, changes nothing.
+        """A table with the entries of both; merging twice, or in another order, changes nothing.
 
-        Of two decisions the one of the larger generation wins, then the faster, then the first in
+        Of two decisions the one with the larger generation wins, then the faster, then the first in
         the order of their JSON.
         """
         checks.instance(other, Table, "a table", TuneError)
         history = dict(self.history)
         for key, times in other.history.items():
-            # A union of multisets: times that both files hold were measured once, since one was
-            # saved from the other.
+            # A union of multisets: times in both files were measured once, since one file was saved
+            # from the other.
             together = Counter(history.get(key, ())) | Counter(times)
             history[key] = tuple(sorted(together.elements()))
         decisions = dict(self.decisions)
@@ -207,12 +209,12 @@ class Table:
         return Table(history, decisions, quarantined)
 
     def diff(self, other: Table) -> str:
-        """What changes from this table to another, one line per difference; "" where nothing."""
+        """The changes from this table to another, one line per difference; "" if there are none."""
         checks.instance(other, Table, "a table", TuneError)
         return diff(self._parts(), other._parts())
 
     def show(self, machine: Machine | None = None) -> str:
-        """The table as text, of one machine or of all."""
+        """The table as text, for one machine or for all."""
         checks.optional(machine, checks.instance, Machine, "machine", TuneError)
         return show(self._parts(), machine)
 
@@ -227,7 +229,7 @@ class Table:
         """The table of a JSON text.
 
         Raises:
-            FormatError: not a table, damaged, or of a newer version.
+            FormatError: the text is not a table, or the table is damaged or of a newer version.
         """
         return cls(*table_file.loads(text))
 
@@ -244,11 +246,12 @@ class Table:
         """Read a table that ``save`` has written.
 
         Args:
-            machine: refuse a table that holds nothing for this machine.
+            machine: refuse a table that has no entries for this machine.
 
         Raises:
-            FormatError: naming the file: not a table, cut short, damaged, or of a newer version.
-            TuneError: a foreign table: it holds nothing for ``machine``.
+            FormatError: the file, which is named, is not a table, cut short, damaged, or of a newer
+                version.
+            TuneError: the table has no entries for ``machine``.
             OSError: the file cannot be read.
         """
         checks.optional(machine, checks.instance, Machine, "machine", TuneError)
@@ -270,8 +273,9 @@ class Table:
     ) -> Table:
         """The tables of a file, or of several merged, without those that cannot be used.
 
-        For training, which must go on: a file that is missing, cannot be read, is damaged, newer or
-        foreign is skipped, and ``skipped`` is called with a line that names it and says why.
+        It serves training, which must continue: a file that is missing, cannot be read, is damaged,
+        newer or from another machine is skipped, and ``skipped`` is called with a line that names
+        the file and the reason.
         """
         checks.optional(machine, checks.instance, Machine, "machine", TuneError)
         if isinstance(paths, (str, os.PathLike)):
@@ -286,7 +290,7 @@ class Table:
 
 
 def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
-    """The key of an entry: only keys that a file can hold are kept."""
+    """The key of an entry, which must be one that a file can hold."""
     checks.instance(machine, Machine, "machine", TuneError)
     checks.instance(task, Task, "task", TuneError)
     for each in config:
@@ -295,14 +299,14 @@ def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
 
 
 def _checked_reason(why: str) -> str:
-    """Why a configuration must not be tried again, in one line."""
+    """The reason why a configuration must not be tried again, in one line."""
     if not isinstance(why, str) or not why.strip():
         raise TuneError(f"why must say how a configuration failed, got {checks.shown(why)}")
     return " ".join(why.split())
 
 
 def _entries(given: object, parts: int, name: str) -> Iterable[tuple[tuple, Any]]:
-    """The entries of a mapping whose keys have so many parts; none of None."""
+    """The entries of a mapping whose keys have so many parts; none for None."""
     if given is None:
         return ()
     entries = checks.instance(given, Mapping, name, TuneError).items()
@@ -313,7 +317,7 @@ def _entries(given: object, parts: int, name: str) -> Iterable[tuple[tuple, Any]
 
 
 def _bits(dtype: str) -> int:
-    """Bits of an item, read from the name of its dtype: 16 of "bfloat16", 8 of "bool"."""
+    """Bits of an item, from the name of its dtype: 16 for "bfloat16", 8 for "bool"."""
     digits = "".join(c if c.isdigit() else " " for c in dtype).split()
     return int(digits[0]) if digits else 8
 
@@ -322,7 +326,7 @@ _HEADER = ("collective", "dtype", "ranks", "groups", "topology", "bytes", "confi
 
 
 def show(parts: Parts, machine: Machine | None = None) -> str:
-    """Per machine the ranges of sizes with the configuration in use, then what is quarantined."""
+    """For each machine the ranges of sizes with the configuration in use, then the quarantine."""
     history, decisions, quarantined = parts
     machines = sorted({key[0] for section in parts for key in section})
     blocks = []
@@ -346,7 +350,7 @@ def show(parts: Parts, machine: Machine | None = None) -> str:
 
 
 def _rows(decisions: dict[Task, Decision]) -> list[tuple[str, ...]]:
-    """A row per range of sizes of tasks that differ in size alone."""
+    """A row per range of sizes, for tasks that differ only in size."""
     families: dict[tuple, dict[int, Decision]] = {}
     for task, decision in decisions.items():
         families.setdefault(_family(task), {})[task.nbytes] = decision

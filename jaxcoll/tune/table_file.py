@@ -1,10 +1,10 @@
 """Decisions, and the files of tables that hold them: versioned JSON, one line per entry.
 
 A decision is the configuration in use for a task on a machine. A size that was not tuned runs by
-the nearest one that was, by ratio (``nearest``); ``size_ranges`` says the same as ranges.
+the nearest tuned size, by ratio (``nearest``); ``size_ranges`` expresses this as ranges.
 
-A file is written all or nothing. The same table always gives the same bytes. A checksum tells a
-damaged file from a sound one; a person who edits a file removes the checksum.
+A file is written all or nothing. The same table always gives the same bytes. A checksum detects
+damaged files; a person who edits a file removes the checksum.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jaxcoll.numerics import checks
 class Machine:
     """The hardware and the version of jax that a configuration was tuned on.
 
-    The third part of the key of a table, the topology, belongs to the task.
+    The third part of a table's key, the topology, belongs to the task.
 
     Attributes:
-        hardware: backend, kind of device and, where devices share them, host resources, as
+        hardware: backend, kind of device and, if devices share them, host resources, as
             ``this_machine`` writes them: "cpu: 2 cores" or "gpu: NVIDIA H100 80GB HBM3".
         jax: the version of jax, such as "0.12.0".
 
     Raises:
-        TuneError: a part that is not a non-empty string of one line.
+        TuneError: a part is not a non-empty string of one line.
     """
 
     hardware: str
@@ -58,7 +58,7 @@ def positive_seconds(seconds: float) -> float:
     """A time as a float.
 
     Raises:
-        TuneError: not a positive finite number.
+        TuneError: it is not a positive finite number.
     """
     try:
         return float(checks.positive(seconds, "a time", TuneError))
@@ -75,12 +75,12 @@ class Decision:
 
     Attributes:
         default: the configuration without tuning.
-        tuned: the configuration in use, or None while the default is.
-        seconds: time of the configuration in use, or None where it was not measured.
+        tuned: the configuration in use, or None if the default is in use.
+        seconds: time of the configuration in use, or None if it was not measured.
         generation: counts the decisions about this task, from 1.
 
     Raises:
-        TuneError: a time that is not positive and finite, or a generation below 1.
+        TuneError: the time is not positive and finite, or the generation is below 1.
     """
 
     default: Config
@@ -101,11 +101,11 @@ class Decision:
 
     @property
     def in_use(self) -> Config:
-        """The tuned configuration, or the default where there is none."""
+        """The tuned configuration, or the default if there is none."""
         return self.default if self.tuned is None else self.tuned
 
     def precedence(self) -> tuple:
-        """The key by which the first of two decisions about one task wins: see ``Table.merge``."""
+        """The sort key of decisions about one task; the first one wins (see ``Table.merge``)."""
         seconds = math.inf if self.seconds is None else self.seconds
         written = [self.in_use.to_json(), self.default.to_json()]
         return -self.generation, seconds, json.dumps(written, sort_keys=True)
@@ -113,7 +113,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class SizeRange:
-    """Buffers of ``min_bytes`` to ``max_bytes``, both included; None: without an upper limit."""
+    """Buffers of ``min_bytes`` to ``max_bytes``, inclusive; None means no upper limit."""
 
     min_bytes: int
     max_bytes: int | None
@@ -121,7 +121,7 @@ class SizeRange:
 
 
 def nearest(nbytes: int, sizes: Collection[int]) -> int:
-    """The size nearest to ``nbytes`` by ratio; of two equally near the smaller one."""
+    """The size nearest to ``nbytes`` by ratio; of two equally near sizes the smaller one."""
     ordered = sorted(sizes)
     answer = ordered[0]
     for below, above in itertools.pairwise(ordered):
@@ -132,12 +132,13 @@ def nearest(nbytes: int, sizes: Collection[int]) -> int:
 
 def last_below(below: int, above: int) -> int:
     """The largest size that is nearer by ratio to the smaller of two: their geometric mean."""
-    # In integers, exactly: the square root of a product of floats would be off by one somewhere.
+    # In integers, because the square root of a product of floats would be off by one for some
+    # sizes.
     return math.isqrt(below * above)
 
 
 def size_ranges(decisions: Mapping[int, Decision]) -> tuple[SizeRange, ...]:
-    """The ranges from 0 bytes upwards that ``nearest`` implies, joined where neighbours agree."""
+    """The ranges from 0 bytes upwards that ``nearest`` implies; equal neighbours are joined."""
     sizes = sorted(decisions)
     ranges: list[SizeRange] = []
     for i, size in enumerate(sizes):
@@ -214,11 +215,12 @@ def loads(text: str) -> Parts:
     """The table that ``dumps`` has written.
 
     Raises:
-        FormatError: not JSON or cut short, not a table, of a newer version, damaged, an entry
-            twice, or an entry that a task, a configuration or a decision refuses.
+        FormatError: the text is not JSON or is cut short, is not a table, is of a newer version or
+            damaged, has an entry twice, or has an entry that a task, a configuration or a decision
+            refuses.
     """
     whole = readers.parse(text)
-    _check_format(whole)  # before anything else: another version may have other fields
+    _check_format(whole)  # first, because another version may have other fields
     fields = readers.Fields(whole, "the table")
     fields.take("format", readers.text)
     checksum = fields.optional("checksum", readers.text)
@@ -226,8 +228,8 @@ def loads(text: str) -> Parts:
     fields.end()
     if checksum is not None:
         try:
-            # Of the entries as they are read, not of the bytes: spaces and the order of lines are a
-            # person's, who may format a file as she likes.
+            # The checksum covers the entries, not the bytes: a person may change spaces and the
+            # order of lines.
             found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
         except RecursionError:
             raise FormatError("nested deeper than any table") from None
@@ -278,7 +280,7 @@ def _section(entries: list, where: str, has_config: bool, read: Callable) -> dic
         except JaxcollError as error:
             raise FormatError(f"{where}[{i}]: {error}") from error
         fields.end()
-        # Two times for one key: which of them counts would depend on the order of the lines.
+        # With two times for one key, the order of the lines would decide which one counts.
         if key in section:
             raise FormatError(f"{where}[{i}] repeats an earlier entry; give each once")
         section[key] = value
@@ -286,7 +288,7 @@ def _section(entries: list, where: str, has_config: bool, read: Callable) -> dic
 
 
 def _checked(kind: type) -> Callable[[object, str], object]:
-    """Reads a ``Task`` or a ``Config``, whose errors name the field."""
+    """A reader of a ``Task`` or a ``Config`` whose errors name the field."""
 
     def read(value: object, name: str) -> object:
         if not isinstance(value, dict):

@@ -1,17 +1,17 @@
-"""The ways a JAX backend may run a task, and trials of them: one configuration after another.
+"""The configurations that a JAX backend can run a task by, and trials of them, one by one.
 
 The space is the counterpart of AutoCCL's Table 2: the algorithm is ``jax.lax``'s own, the default's
 or a synthesizer's schedule; the protocol is the lowering; the transport is how the backend carries
 out permutes; channels are parts that run side by side. Configurations that would not run, or would
-run the same program as another, are left out before anything is compiled.
+run the same program as another one, are left out before anything is compiled.
 
-``candidates`` are the few of them that are worth a place in one program. The first is always the
-default, the second that of ``jax.lax`` where it has the collective. The others come by estimated
-time, the best configuration of each subspace before the second best of any: an estimate ranks
-resources of one implementation better than implementations.
+``candidates`` are the few configurations that are worth a place in one program. The first is always
+the default, the second that of ``jax.lax`` if it has the collective. The others are sorted by
+estimated time, with the best configuration of each subspace before the second best of any, because
+an estimate ranks resources of one implementation better than implementations.
 
 The tasks of a step are found by tracing it once. A task's collective then runs on a mesh axis,
-alone or beside a computation that shares its program, as in training.
+alone or together with a computation in the same program, as in training.
 
 A configuration is compiled, compared once with ``jax.lax`` on test buffers, and only then timed.
 The test buffers hold small whole numbers, whose sums are exact in every dtype, so results must be
@@ -39,9 +39,9 @@ from jaxcoll.configurations import Config, Parameter, Task
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute import functions
-from jaxcoll.execute.choice import cheapest, configured, measured_costs
+from jaxcoll.execute.choice import cheapest, in_force, measured_costs
 from jaxcoll.execute.choice.cliques import clique_conflict
-from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
+from jaxcoll.execute.choice.defaults import default_topology, is_small, schedule_of
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.choice.transports import alternatives
@@ -57,14 +57,14 @@ from jaxcoll.synth.registry import REGISTRY
 BACKENDS = ("cpu", "gpu", "tpu")
 NATIVE = Config({"algorithm": "native"})
 
-# Smaller messages take a round's latency whatever their size.
+# Smaller messages take a round's latency, independent of their size.
 _LEAST_PART_BYTES = 8 << 10
 _LEAST_CHUNK_BYTES = 256
 _MOST_CHUNKS = 16
 _PARTS = (1, 2, 4, 8)
 
-# Seconds per permute and per byte that a rank sends: the ratio is that of eight CPU devices, and
-# near that of GPUs (10 us against 100 GB/s), where both are shorter.
+# Seconds per permute and per byte that a rank sends. The ratio is that of eight CPU devices, and
+# close to that of GPUs (10 us against 100 GB/s), where both are shorter.
 _PERMUTE = 30e-6
 _BYTE = 1 / 2e9
 
@@ -73,17 +73,17 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     """The configurations of a task; the default is the one that runs without tuning.
 
     Implementation parameters are ``algorithm`` and ``lowering``; resources are ``chunks`` per
-    shard, ``parts`` of the operand, and how many of them are ``in_flight`` (``execute.configured``
-    says what each does). On GPUs and TPUs further subspaces name a ``transport``; on CPUs there is
-    none to choose.
+    shard, ``parts`` of the operand, and the number of them ``in_flight`` (``Settings`` of
+    ``execute.choice.configured`` describes each). On GPUs and TPUs further subspaces name a
+    ``transport``; on CPUs there is none to choose.
 
     Args:
-        backend: as ``jax.default_backend`` names it; that of this process when omitted.
+        backend: name of the backend as in ``jax.default_backend``; that of this process if omitted.
         of_jit: whether configurations may need XLA options of the outermost ``jit``. Those belong
-            to a whole program, so that several tasks of one step cannot choose them.
+            to a whole program, so several tasks of one step cannot choose them.
 
     Raises:
-        TuneError: a backend that JAX has not.
+        TuneError: JAX does not have the backend.
     """
     checks.instance(task, Task, "task", TuneError)
     checks.flag(of_jit, "of_jit", TuneError)
@@ -113,14 +113,14 @@ def _implementation(algorithm: str, lowering: str) -> Config:
 
 
 def _by_transports(algorithm: str, lowering: str, backend: str, of_jit: bool) -> list[Config]:
-    """An implementation by the backend's default transport, then by each alternative."""
+    """An implementation by the backend's default transport, then by each alternative one."""
     default = _implementation(algorithm, lowering)
     names = alternatives(backend, lowering, of_jit=of_jit)
     return [default, *(default.replace(transport=name) for name in names)]
 
 
 def collective_of(task: Task) -> Collective:
-    """The task's collective, its groups of consecutive ranks."""
+    """The task's collective, with groups of consecutive ranks."""
     size, count = task.group_size, task.num_groups
     groups = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(count))
     root = 0 if kind_of(task.collective).has_root else None
@@ -129,7 +129,7 @@ def collective_of(task: Task) -> Collective:
 
 def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every synthesizer defined for a task and its chunk counts."""
-    # Those that take minutes have no variants; of those with the same schedule the first is kept.
+    # Slow ones that take minutes have no variants; of equal schedules only the first is kept.
     collective, seen = collective_of(task), set()
     topology = default_topology(collective.num_ranks)
     shard = task.nbytes // task.group_size
@@ -152,13 +152,13 @@ def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _is_valid(task: Task, backend: str, config: Config) -> bool:
-    """Whether a configuration runs a program that no other does, and that compiles in seconds."""
+    """Whether a configuration runs a program that no other one does, and compiles in seconds."""
     parts, in_flight = int(config["parts"]), int(config["in_flight"])
     if in_flight > parts:
         return False
     if backend == "cpu" and config["lowering"] == "scan" and in_flight > 1:
-        # XLA tells the permutes of two loops apart by neither name nor time, and aborts the process
-        # where they meet: 3 of 4 runs of an all_reduce of 64 MB by "cascade" in 3 chunks.
+        # XLA cannot distinguish the permutes of two loops by name or time, and aborts the process
+        # if they meet: 3 of 4 runs of an all_reduce of 64 MB by "cascade" in 3 chunks.
         return False
     transport = config.get("transport")
     if transport == "apart":
@@ -178,10 +178,10 @@ def _is_valid(task: Task, backend: str, config: Config) -> bool:
     return config["lowering"] != "ssa" or parts * permutes <= MOST_STRAIGHT_PERMUTES
 
 
-# A space asks for every number of parts and flights, 16 times for one schedule.
+# A space asks this for every number of parts and flights, 16 times per schedule.
 @functools.lru_cache(maxsize=256)
 def _deadlocks(schedule: Schedule) -> bool:
-    """Whether the permutes of a schedule wait for each other for ever in cliques."""
+    """Whether the permutes of a schedule deadlock in cliques."""
     return clique_conflict([permute_program(schedule)]) is not None
 
 
@@ -190,8 +190,8 @@ def _deadlocks(schedule: Schedule) -> bool:
 
 def candidates(task: Task, space: Space, most: int = 15) -> tuple[Config, ...]:
     """At most so many configurations of a space, the default first."""
-    # An estimate ranks resources of one implementation better than implementations: all subspaces
-    # give their best, then all their second best.
+    # An estimate ranks resources of one implementation better than implementations, so all
+    # subspaces first give their best, then all their second best.
     native = Config({**space.default, "algorithm": "native"})
     found = [space.default] + [config for config in (native,) if config in space]
     ranked = []
@@ -209,7 +209,7 @@ def candidates(task: Task, space: Space, most: int = 15) -> tuple[Config, ...]:
 
 
 def estimate(task: Task, config: Config) -> float:
-    """About how many seconds a task takes by a configuration; 0 for ``jax.lax`` and the default."""
+    """The estimated seconds of a task by a configuration; 0 for ``jax.lax`` and the default."""
     if config["algorithm"] in ("native", "default"):
         return 0.0
     chunks, parts = int(config.get("chunks", 1)), int(config.get("parts", 1))
@@ -222,26 +222,32 @@ def estimate(task: Task, config: Config) -> float:
     return _PERMUTE * parts * program.num_permutes + _BYTE * rows * row_bytes
 
 
-# A step is not spent on a schedule that is predicted to take this many times as long as the best
-# one: predictions on emulated cables were within a fifth of most times from 1 MiB on, and within
-# three fifths at 64 KiB (docs/experiments.md, the study "wires").
+# A step is not spent on a schedule whose predicted time is this many times that of the best one:
+# predictions on emulated cables were within a fifth of most times from 1 MiB on, and within three
+# fifths at 64 KiB (docs/experiments.md, the study "wires").
 _WORTH_A_STEP = 1.6
+# Nor on ``jax.lax`` beyond this. It is the one candidate that does not trust the stated network;
+# but on a torus of cables, where it takes six times as long, that step was most of a search's loss.
+_LAX_WORTH_A_STEP = 3.0
 
 
 def candidates_on(place: Place, task: Task, most: int = 15) -> tuple[Config | None, ...]:
-    """At most so many ways to run a task on a network, the default (None) first.
+    """At most so many ways to run a task on a network, with the default (None) first.
 
-    ``jax.lax``, which the default is wherever no schedule is faster beyond doubt, then those of the
-    schedules that the default is chosen from which are predicted to be nearly as fast as the best,
-    the fastest first.
+    Then comes ``jax.lax``, which is the default unless a schedule is faster beyond doubt, except if
+    it is predicted to take many times as long as the best; then, among the schedules that the
+    default is chosen from, those that are predicted to be nearly as fast as the best, the fastest
+    first.
 
     Args:
-        place: with a topology.
+        place: a place with a topology.
     """
     found = cheapest.candidates_at(place, task.nbytes)
     least = min((each.seconds for each in found), default=0.0)
     configs: list[Config | None] = [None]
-    configs += [NATIVE for each in found if each.is_native]
+    configs += [
+        NATIVE for each in found if each.is_native and each.seconds <= _LAX_WORTH_A_STEP * least
+    ]
     configs += [
         Config({"algorithm": each.label, "chunks": each.chunks})
         for each in sorted(found, key=lambda each: each.seconds)
@@ -252,16 +258,16 @@ def candidates_on(place: Place, task: Task, most: int = 15) -> tuple[Config | No
 
 @dataclasses.dataclass(frozen=True)
 class Occurrence:
-    """A call of a task as a step contains it.
+    """A call of a task in a step.
 
     Attributes:
         run_by: runs the call by a configuration.
-        shape: of a rank's operand.
-        mesh: names and sizes of the axes of the mesh around the call.
+        shape: shape of a rank's operand.
+        mesh: names and sizes of the mesh axes around the call.
     """
 
     task: Task
-    run_by: configured.RunBy
+    run_by: in_force.RunBy
     shape: tuple[int, ...]
     mesh: tuple[tuple[str, int], ...]
 
@@ -273,7 +279,7 @@ class Recorder:
         self.calls: collections.Counter[Task] = collections.Counter()
         self.found: dict[Task, Occurrence] = {}
 
-    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: in_force.RunBy) -> jax.Array:
         """The result by the default."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
@@ -283,7 +289,7 @@ class Recorder:
 
 
 def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
-    """The tasks of a step and how often its program calls each, in the order of their first calls.
+    """The tasks of a step with their numbers of calls, in the order of their first calls.
 
     Only calls that leave ``schedule=`` and ``lowering=`` open are tasks. A call in the body of a
     loop counts once.
@@ -293,11 +299,11 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
 
     Raises:
-        TuneError: no function.
+        TuneError: the step is not a function.
     """
     checks.function(step, "step", TuneError)
     recorder = Recorder()
-    with configured.choosing(recorder):
+    with in_force.choosing(recorder):
         jax.eval_shape(step, *args, **kwargs)
     return dict(recorder.calls)
 
@@ -310,12 +316,12 @@ _COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled collective by a configuration.
+    """A collective compiled with a configuration.
 
     Attributes:
         config: the configuration.
-        run: the compiled program, of one argument.
-        compile_seconds: how long tracing and compiling took.
+        run: the compiled program, with one argument.
+        compile_seconds: the time of tracing and compiling.
     """
 
     config: Config
@@ -328,17 +334,19 @@ class Trial:
 
     Args:
         collective: one of ``COLLECTIVES``.
-        nbytes: of the larger of a rank's input and output, rounded up to whole elements per rank.
-        mesh: of devices.
-        axis: along which the collective runs, the same collective on every slice of the mesh.
-        dtype: a numeric one.
-        seed: of the test buffers.
-        beside: a computation in the same program, a function of a rank's part of the operand that
-            calls no collective; its result has a dimension at least. Times are those of both.
+        nbytes: bytes of the larger of a rank's input and output, rounded up to whole elements per
+            rank.
+        mesh: the mesh of devices.
+        axis: the axis along which the collective runs, the same collective on every slice of the
+            mesh.
+        dtype: a numeric dtype.
+        seed: seed of the test buffers.
+        beside: a computation in the same program: a function of a rank's part of the operand that
+            calls no collective, and whose result has at least one dimension. Times include both.
 
     Raises:
-        TuneError: another collective, an axis that the mesh has not, a size below 1, a dtype that
-            holds no numbers, a computation that calls a collective.
+        TuneError: the collective is unknown, the mesh does not have the axis, the size is below 1,
+            the dtype holds no numbers, or the computation calls a collective.
     """
 
     def __init__(
@@ -361,7 +369,7 @@ class Trial:
         self.mesh, self.axis = mesh, axis
         self._beside = beside
         self._ranks = mesh.shape[axis]
-        # Compiled and checked so far.
+        # Programs that are compiled and checked so far.
         self.programs: dict[Config, Program] = {}
         self._together: dict[Program, int] = {}
         self.operand = self._operand(
@@ -374,9 +382,9 @@ class Trial:
         (self.task,) = tasks_of(self._traced, self.operand)
 
     def checked(self, config: Config) -> Program:
-        """The program by a configuration, equal to ``jax.lax``.
+        """The program of a configuration, checked to equal ``jax.lax``.
 
-        It is compiled and compared once, however many searches ask for it.
+        It is compiled and compared only once, even if several searches ask for it.
 
         Raises:
             TuneError: as ``compile`` and ``check``.
@@ -388,24 +396,25 @@ class Trial:
         return self.programs[config]
 
     def compile(self, config: Config) -> Program:
-        """The program by a configuration.
+        """The program of a configuration.
 
         Raises:
             TuneError: it does not compile.
         """
         started = time.perf_counter()
-        choices = configured.Fixed({self.task: config})
+        choices = in_force.Fixed({self.task: config})
         try:
-            with configured.choosing(choices):
-                # A function of its own: JAX would otherwise reuse what another thread compiles.
+            with in_force.choosing(choices):
+                # A new function, because JAX would otherwise reuse a program that another thread
+                # compiles.
                 lowered = jax.jit(functools.partial(self._traced)).lower(self.operand)
                 run = lowered.compile(self.compiler_options(config))
-        except Exception as error:  # whatever XLA or a synthesizer says of this configuration
+        except Exception as error:  # any error of XLA or a synthesizer about this configuration
             raise TuneError(f"{config} does not compile: {error}") from error
         return Program(config, run, time.perf_counter() - started)
 
     def compiler_options(self, config: Config) -> dict[str, str | bool] | None:
-        """XLA's options for a configuration; None where it names no transport."""
+        """XLA's options for a configuration; None if it names no transport."""
         transport = config.get("transport")
         if transport is None:
             return None
@@ -413,7 +422,7 @@ class Trial:
         if algorithm not in ("native", "default"):
             chunks, parts = (int(config.get(name, 1)) for name in ("chunks", "parts"))
             schedule = schedule_of(collective_of(self.task), algorithm, chunks, self.task.nbytes)
-            # Parts that run at the same time are as many schedules.
+            # Parts that run at the same time count as that many schedules.
             schedules = [schedule] * int(config.get("in_flight", parts))
         return compiler_options(self.mesh, *schedules, transport=str(transport))
 
@@ -425,7 +434,7 @@ class Trial:
         """
         try:
             found = self._collected(program.run(self.operand))
-        except Exception as error:  # whatever the runtime says of this configuration
+        except Exception as error:  # any error of the runtime about this configuration
             raise TuneError(f"{program.config} does not run: {error}") from error
         native = jax.typeof(self._native)
         if jax.typeof(found) != native or found.sharding != self._native.sharding:
@@ -442,13 +451,13 @@ class Trial:
             raise TuneError(f"{program.config} gives another result than jax.lax")
 
     def seconds(self, programs: Sequence[Program], rounds: int) -> np.ndarray:
-        """Seconds per call, a row per round and a column per program.
+        """Seconds per call, with a row per round and a column per program.
 
-        The programs of a round run one after another, each round in another order, so that
-        other load on the machine meets all of them. First calls are not timed.
+        The programs of a round run one after another, in another order in each round, so that other
+        load on the machine affects all of them. First calls are not timed.
 
         Raises:
-            TuneError: rounds below 1.
+            TuneError: ``rounds`` is below 1.
         """
         calls = [functools.partial(program.run, self.operand) for program in programs]
         for program, call in zip(programs, calls, strict=True):
@@ -463,12 +472,12 @@ class Trial:
         return self._collected(self.compile(NATIVE).run(self.operand))
 
     def _collected(self, results: Any) -> jax.Array:
-        """The result of the collective, without that of the computation beside."""
+        """The result of the collective, without that of the computation beside it."""
         return results if self._beside is None else results[0]
 
     def _check_beside(self, beside: Callable[[jax.Array], jax.Array]) -> None:
-        """Refuses a computation with a collective of its own, whoever calls it."""
-        # XLA merges it with the trial's where both are the same, and the time then means nothing.
+        """Refuse a computation with a collective of its own, at any depth."""
+        # XLA would merge it with the trial's if both are the same, and the time would mean nothing.
         spec = PartitionSpec(self.axis)
         mapped = jax.shard_map(beside, mesh=self.mesh, in_specs=spec, out_specs=spec)
         found = set(_COLLECTIVE.findall(jax.jit(mapped).lower(self.operand).as_text()))
@@ -480,7 +489,7 @@ class Trial:
 
     def _traced(self, x: jax.Array) -> Any:
         spec = PartitionSpec(self.axis)
-        # A sum is the same on all ranks; all else is laid out along the axis.
+        # A sum is the same on all ranks; other results are laid out along the axis.
         out = PartitionSpec() if kind_of(self.collective).is_whole else spec
         mapped = functools.partial(jax.shard_map, mesh=self.mesh, in_specs=spec)
         if (beside := self._beside) is None:
@@ -503,7 +512,7 @@ class Trial:
         shards = -(-per_rank // self._ranks)
         is_shard = kind_of(self.collective).starts_with_shard
         length = shards if is_shard else shards * self._ranks
-        # Sums of up to 128 ranks stay below 256, which every float holds exactly.
+        # Sums over up to 128 ranks stay below 256, which every float holds exactly.
         drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length, np.int8)
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
         whole = drawn.astype(dtype)

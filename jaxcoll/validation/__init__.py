@@ -1,15 +1,20 @@
 """How well measured times are predicted: by rows of the tables that no prediction has seen.
 
-Four ways, from the nearest to the farthest:
+Six ways, from the nearest to the farthest:
 
 - ``sizes``: a third of the inner sizes of every curve is drawn by a seed and predicted from the
   others (``measured.native``). It is how good ``expect`` is between measured sizes, and how far the
   rows of a table scatter: noise of one row cannot be predicted.
 - ``ranks``: every curve on a number of ranks between others is predicted from these.
+- ``sources``: where two people measured the same collective on machines of one name, the times of
+  one are predicted by those of the other. It is how far a published time may be from one's own.
 - ``links``: the library's own model. Latency and bandwidth of a host's links are fitted to the rows
   that were not drawn, with the schedules of ``LINKS`` for what NCCL runs; the drawn ones are
   predicted.
-- ``carried``: links fitted on a 4x4x4 torus predict an 8x8x8 one.
+- ``charges``: the charges of a machine's programs, fitted without the drawn rows, predict these
+  (``validation.charges``).
+- ``carried``: a 4x4x4 torus predicts larger ones, by its links or by a law of blocks
+  (``validation.blocks``).
 
 The draw depends on the seed and the curve alone: rows of new tables change no other.
 """
@@ -30,6 +35,8 @@ from jaxcoll.measured.native import at, at_size
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
+from jaxcoll.validation import charges
+from jaxcoll.validation.blocks import BlockLaw
 
 __all__ = [
     "CLASSES",
@@ -66,16 +73,21 @@ _MESHED = {
     "all_to_all": ("direct", 1),
 }
 LINKS = {
+    "a100-host": {"all_reduce": ("nccl_ring", 8)},
     "h100-host": _SWITCHED, "b200-host": _SWITCHED, "gb200-rack": _SWITCHED,
     "gb300-rack": _SWITCHED, "mi300x-host": _MESHED, "mi355x-host": _MESHED,
 }  # fmt: skip
 _LINKED_RANKS, _LINKED_FROM = 8, 2**20
 
-# Algorithms that were forced on Fugaku and the synthesizers that make the same schedules.
-CARRIED = (
-    ("all_gather", "default-3dtorus", "bucket", 3),
-    ("all_gather", "default-recursive-doubling", "rhd", 1),
-)
+# Algorithms that were forced on Fugaku and the synthesizers that make the same schedules, of which
+# links that are fitted on the small torus tell the times on the larger one.
+CARRIED = (("all_gather", "default-recursive-doubling", "rhd", 1),)
+# The algorithm that passes on blocks around the rings of a torus, and the sides of the tori.
+_AROUND = "default-3dtorus"
+TORI = {
+    "fugaku-4x4x4": (4, 4, 4), "fugaku-8x8x8": (8, 8, 8), "fugaku-64x64": (64, 64),
+    "fugaku-32x256": (32, 256),
+}  # fmt: skip
 _FROM, _TO = "fugaku-4x4x4", "fugaku-8x8x8"
 
 
@@ -84,7 +96,7 @@ class Prediction:
     """A measured time, and its prediction by others.
 
     Attributes:
-        way: of predicting, see the module.
+        way: the way of predicting, see the module.
         table: where the time is published.
         curve: that it is on.
         nbytes, seconds: as measured.
@@ -117,6 +129,7 @@ def class_of(nbytes: Number) -> str:
 PROPERTIES: dict[str, Callable[[Prediction], object]] = {
     "way": lambda each: each.way,
     "machine": lambda each: each.curve.machine,
+    "table": lambda each: each.table,
     "collective": lambda each: each.curve.collective,
     "ranks": lambda each: each.curve.ranks,
     "size_class": lambda each: each.size_class,
@@ -129,7 +142,7 @@ class Errors:
 
     Attributes:
         rows: how many.
-        mean: of their absolute values, relative.
+        mean: the mean of their absolute values, relative.
         worst: the prediction with the largest.
     """
 
@@ -142,7 +155,7 @@ def errors(found: Iterable[Prediction], by: Sequence[str]) -> dict[tuple, Errors
     """Errors of predictions by some of their properties, in the order in which they come.
 
     Args:
-        by: of ``PROPERTIES``: by which there are errors of their own.
+        by: one of ``PROPERTIES``, by which there are errors of their own.
 
     Raises:
         FormatError: no predictions, or another property.
@@ -168,8 +181,8 @@ def predictions(way: str, seed: int = 0) -> tuple[Prediction, ...]:
     """All predictions of one way.
 
     Args:
-        way: "sizes", "ranks", "links" or "carried".
-        seed: of the rows that are held out.
+        way: "sizes", "ranks", "sources", "links", "charges" or "carried".
+        seed: the seed of the rows that are held out.
 
     Raises:
         FormatError: another way; no seed.
@@ -240,6 +253,28 @@ def _among(curves: Sequence[Curve], nbytes: int, ranks: int) -> float | None:
     return None if found is None else found.seconds
 
 
+def _by_sources(seed: int) -> Iterator[Prediction]:
+    """Without a draw: no row of a table predicts another of the same table."""
+    for table in tables():
+        for curve in table.curves:
+            others = _of_others(table, curve)
+            if curve.is_chosen and curve.collective != PERMUTE and others:
+                yield from _predicted(
+                    "sources", table, curve,
+                    lambda n, others=others, curve=curve: _among(others, n, curve.ranks),
+                )  # fmt: skip
+
+
+def _of_others(table: Table, curve: Curve) -> list[Curve]:
+    """The curves of other tables on as many ranks: alone before groups, full precision first."""
+    found = [
+        other
+        for others, other in curves_of(curve.machine, curve.collective)
+        if others.name != table.name and other.ranks == curve.ranks and other.is_chosen
+    ]
+    return sorted(found, key=lambda other: (other.dtype == "bf16", other.groups))
+
+
 # ---------------------------------------------------------------------- links
 
 
@@ -276,11 +311,13 @@ def linked(machine: str) -> Topology:
 
 
 def _linked_curves(machine: str) -> list[tuple[Table, Curve]]:
+    # Rows that do not say their type were measured with sums in switches, where these can add.
+    adds = bool(machine_of(machine).topology(_LINKED_RANKS).in_network)
     return [
         (table, curve)
         for table, curve in curves_of(machine)
         if curve.collective in LINKS[machine] and curve.ranks == _LINKED_RANKS
-        and curve.dtype == "f32"
+        and (curve.dtype == "f32" or (not curve.dtype and not adds))
     ]  # fmt: skip
 
 
@@ -290,27 +327,58 @@ def _linked(machine: str, known: Sequence[Curve]) -> Topology:
     return _fitted(network, [row for row in rows if row.nbytes >= _LINKED_FROM])
 
 
+def _by_charges(seed: int) -> Iterator[Prediction]:
+    for name in charges.MEMORY:
+        costs = charges.fitted(name, lambda curve: drawn(curve, seed))
+        for table, curve, seconds in charges.priced(name, costs):
+            held = drawn(curve, seed)
+            shown = _part(curve, held)
+            rows = zip(shown.nbytes, shown.seconds, seconds[held], strict=True)
+            for nbytes, took, found in rows:
+                yield Prediction(
+                    "charges", table.name, curve, int(nbytes), float(took), float(found)
+                )
+
+
 def _carried(seed: int) -> Iterator[Prediction]:
+    yield from _by_blocks()
     larger = machine_of(_TO).topology()
     for kind, algorithm, synthesizer, chunks in CARRIED:
+        (small,) = _named(_FROM, kind, algorithm)
         known = [
             timing
-            for _, curve in curves_of(_FROM, kind)
-            if curve.algorithm == algorithm
-            for timing in _timings(curve, synthesizer, chunks)
+            for timing in _timings(small[1], synthesizer, chunks)
             if timing.nbytes >= _LINKED_FROM
         ]
         near = _fitted(machine_of(_FROM).topology(), known)
         speeds = np.asarray([[float(near.alpha[0]), float(near.bandwidth[0])]])
         network = with_links(larger, larger.speeds[1], speeds)
-        for table, curve in curves_of(_TO, kind):
-            if curve.algorithm == algorithm:
-                for timing in _timings(curve, synthesizer, chunks):
-                    if timing.nbytes >= _LINKED_FROM:
-                        found = price(network, timing)
-                        yield Prediction(
-                            "carried", table.name, curve, timing.nbytes, timing.seconds, found
-                        )
+        for table, curve in _named(_TO, kind, algorithm):
+            for timing in _timings(curve, synthesizer, chunks):
+                if timing.nbytes >= _LINKED_FROM:
+                    found = price(network, timing)
+                    yield Prediction(
+                        "carried", table.name, curve, timing.nbytes, timing.seconds, found
+                    )
+
+
+def _by_blocks() -> Iterator[Prediction]:
+    """Of the algorithm that passes on blocks around rings, see ``validation.blocks``."""
+    ((_, small),) = _named(_FROM, "all_gather", _AROUND)
+    ((_, doubling),) = _named(_FROM, "all_gather", "default-recursive-doubling")
+    bandwidth = machine_of(_FROM).injection(small.ranks)
+    law = BlockLaw.of(small, doubling, TORI[_FROM], bandwidth)
+    for machine, sides in TORI.items():
+        for table, curve in _named(machine, "all_gather", _AROUND):
+            if machine != _FROM:
+                yield from _predicted(
+                    "carried", table, _part(curve, curve.nbytes >= _LINKED_FROM),
+                    lambda nbytes, sides=sides: law.seconds(nbytes, sides),
+                )  # fmt: skip
+
+
+def _named(machine: str, kind: str, algorithm: str) -> list[tuple[Table, Curve]]:
+    return [each for each in curves_of(machine, kind) if each[1].algorithm == algorithm]
 
 
 def _timings(curve: Curve, synthesizer: str, chunks: int) -> list[Timing]:
@@ -330,6 +398,8 @@ def _fitted(topology: Topology, known: Sequence[Timing]) -> Topology:
 WAYS: dict[str, Callable[[int], Iterator[Prediction]]] = {
     "sizes": _by_sizes,
     "ranks": _by_ranks,
+    "sources": _by_sources,
     "links": _by_links,
+    "charges": _by_charges,
     "carried": _carried,
 }

@@ -1,10 +1,9 @@
 """The cost of decisions: compute, communication and memory of a training step per device.
 
 Compute and communication are totals. The step takes their sum if they do not overlap, and the
-larger of the two if they overlap perfectly (Zhao's dissertation, section 5.4). In between is the
-time of its schedule (``timeline``), which is the one that is reported.
-A solver's question and its answer stand here too: options, and decisions with their cost and a
-lower bound.
+larger of the two if they overlap perfectly (Zhao's dissertation, section 5.4). The time of its
+schedule (``timeline``) is in between, and is the one that is reported. This module also defines a
+solver's question and its answer: options, and decisions with their cost and a lower bound.
 """
 
 from __future__ import annotations
@@ -19,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.memory import Memory, bytes_by_point, input_bytes, no_bytes, peak_memory
+from tensorstate.cost.memory import (
+    Memory,
+    bytes_by_point,
+    host_bytes,
+    input_bytes,
+    no_bytes,
+    peak_memory,
+)
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
@@ -31,7 +37,7 @@ from tensorstate.errors import PlanError
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
 from tensorstate.keeping.table import Kept
-from tensorstate.problem.problem import Problem, RingSend
+from tensorstate.problem.problem import InnerSend, Problem
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -45,8 +51,8 @@ class Cost:
         count_by_collective: number of collectives by (kind, mesh axis).
         memory: bytes per device.
         reshards: the reshard plans of all tensors.
-        ring_sends: the sends within operators, of all nodes of a class together.
-        kept: how nodes are kept whose results are read after the forward pass.
+        inner_sends: the sends within operators, for all nodes of a class together.
+        kept: the keepings of nodes whose results are read after the forward pass.
         schedule: makes the step's schedule within a memory limit; see ``timeline``.
     """
 
@@ -56,21 +62,21 @@ class Cost:
     count_by_collective: Mapping[tuple[str, int], int]
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
-    ring_sends: tuple[RingSend, ...]
+    inner_sends: tuple[InnerSend, ...]
     kept: Kept
     schedule: Callable[[float | None], StepSchedule]
 
     def __getstate__(self) -> dict:
-        """Without the schedules, which belong to a problem: another process has its own."""
-        # And a closure cannot be pickled.
+        """The state without the schedules, which belong to a problem; each process has its own."""
+        # A closure cannot be pickled, either.
         return {**self.__dict__, "schedule": None}
 
     def timeline(self, memory_limit: float | None = None) -> StepSchedule:
         """The step's schedule, whose makespan is the time of the step.
 
         Args:
-            memory_limit: bytes per device, of which collectives ahead of their readers take what is
-                free; the device's memory by default.
+            memory_limit: bytes per device, whose free part collectives ahead of their readers may
+                use; the device's memory by default.
         """
         return self.schedule(None if memory_limit == math.inf else memory_limit)
 
@@ -111,13 +117,13 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     for reshard in reshards:
         communication.append(reshard.multiplicity * reshard.seconds)
         for step, num_repeats in reshard.counted_steps:
-            if step.kind != "slice":  # local
+            if step.kind != "slice":  # a slice is local
                 bytes_by_collective[step.kind, step.axis] += (
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
                 count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
     num_reruns = Counter(problem.graph.nodes[node].class_id for node in kept.rerun)
-    # A node that reruns does so with the sends within it.
+    # A node that reruns repeats the sends within it.
     runs = [problem.multiplicity(g) + num_reruns[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
         [
@@ -125,18 +131,18 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
             *(r.multiplicity * r.keeping_seconds for r in reshards if r.keeping_seconds),
         ]
     )
-    ring_sends = tuple(
+    inner_sends = tuple(
         send._replace(times=runs[g] * send.times)
         for g, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(g, strategy)
+        for send in problem.inner_sends(g, strategy)
     )
-    for send in ring_sends:
-        communication.append(problem.send_around_seconds(send))
-        bytes_by_collective["permute", send.axis] += send.times * send.nbytes
-        count_by_collective["permute", send.axis] += send.times
+    for send in inner_sends:
+        communication.append(problem.inner_send_seconds(send))
+        bytes_by_collective[send.kind, send.axis] += send.times * send.nbytes
+        count_by_collective[send.kind, send.axis] += send.times
     live = inputs + nbytes.sum(0)
 
-    # On demand: most plans that are priced are never timed.
+    # On demand, since most plans that are priced are never timed.
     @functools.cache
     def schedule(memory_limit: float | None) -> StepSchedule:
         return schedule_step(problem, decisions, reshards, kept, live, memory_limit)
@@ -146,9 +152,9 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         math.fsum(communication),
         bytes_by_collective,
         count_by_collective,
-        peak_memory(inputs, nbytes),
+        peak_memory(inputs, nbytes, host_bytes(problem, decisions, reshards, kept)),
         tuple(reshards),
-        ring_sends,
+        inner_sends,
         kept,
         schedule,
     )
@@ -158,7 +164,7 @@ class _GroupCost(NamedTuple):
     """A tensor group's part of the cost of decisions.
 
     Attributes:
-        decided: all that the others follow from.
+        decided: everything that determines the other attributes.
         reshards: its reshard plans.
         inputs: bytes of inputs.
         nbytes: all other bytes by category and program point.
@@ -171,7 +177,7 @@ class _GroupCost(NamedTuple):
 
 
 def _group_cost(problem: Problem, decisions: Decisions, kept: Kept, number: int) -> _GroupCost:
-    """The cost of a tensor group; that of the last decisions where these say the same about it."""
+    """The cost of a tensor group; reused from the last decisions if they are the same for it."""
     group, strategies = problem.tensor_groups[number], decisions.strategies
     readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
     decided = (
@@ -181,7 +187,7 @@ def _group_cost(problem: Problem, decisions: Decisions, kept: Kept, number: int)
         [decisions.loop_resident.get(t) for t in group.tensors] if decisions.loop_resident else [],
         kept,
     )
-    # Its cost follows from these alone. A search prices plan after plan that differ in few groups:
+    # Its cost depends only on these. A search prices plan after plan that differ in few groups, so
     # one cost is kept per group, which needs no limit.
     last = problem.group_costs.get(number)
     if isinstance(last, _GroupCost) and last.decided == decided:
@@ -200,7 +206,7 @@ def _group_cost(problem: Problem, decisions: Decisions, kept: Kept, number: int)
 def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     """Seconds of the collectives by (kind, mesh axis)."""
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
-    # Of steps, not of plans: a plan's seconds are those of all axes together.
+    # From steps, not from plans: a plan's seconds are those of all axes together.
     for reshard in cost.reshards:
         reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
         for step, num_repeats in reshard.counted_steps:
@@ -208,8 +214,8 @@ def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, in
                 spent[step.kind, step.axis].append(
                     reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
                 )
-    for send in cost.ring_sends:
-        spent["permute", send.axis].append(problem.send_around_seconds(send))
+    for send in cost.inner_sends:
+        spent[send.kind, send.axis].append(problem.inner_send_seconds(send))
     return {key: math.fsum(values) for key, values in spent.items()}
 
 
@@ -221,15 +227,15 @@ class SearchOptions:
     """The objective and the constraints of a search, the same for every solver.
 
     Attributes:
-        keepings: how activations may be kept for the backward pass, the default first (see
-            ``tensorstate.keeping.table.allowed``).
+        keepings: the ways in which activations may be kept for the backward pass, the default first
+            (see ``tensorstate.keeping.table.allowed``).
         memory_limit: bytes of memory per device, or a text such as "80GB"; ``None`` for no limit.
         objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
-            communication, or the larger ("max").
+            communication, or the larger of both ("max").
 
     Raises:
-        PlanError: an unknown objective, a limit that is not above 0, or other keepings than those
-            of the table.
+        PlanError: the objective is unknown, the limit is not above 0, or a keeping is not in the
+            table.
     """
 
     keepings: tuple[Keeping, ...] = (table.DEFAULT,)
@@ -239,7 +245,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         checks.choice(self.objective, ("overlap", "sum", "max"), "objective", PlanError)
         checks.put(self, keepings=_checked_keepings(self.keepings))
-        # An infinite limit stays one: unlike none it makes a program count bytes.
+        # An infinite limit is kept: unlike ``None`` it makes a program count bytes.
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
             limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
             checks.put(self, memory_limit=None if limit is None else float(limit))
@@ -251,7 +257,7 @@ class SearchOptions:
 
     @property
     def free(self) -> SearchOptions:
-        """The options without a memory limit: then all may be kept by default, too."""
+        """The options without a memory limit, with which everything may be kept by default."""
         return dataclasses.replace(self, memory_limit=None, keepings=(table.DEFAULT,))
 
     def value(self, cost: Cost) -> float:
@@ -262,7 +268,7 @@ class SearchOptions:
 
 
 def _checked_keepings(given: object) -> tuple[Keeping, ...]:
-    """Keepings, the default first."""
+    """The keepings, the default first."""
     keepings = tuple(checks.sequence(given, "keepings", PlanError))
     is_known = all(isinstance(each, Keeping) and each in table.KEEPINGS for each in keepings)
     if not is_known or keepings[:1] != (table.DEFAULT,):
@@ -279,10 +285,10 @@ class SearchResult:
     """The best decisions that a solver found.
 
     Attributes:
-        decisions: the best ones.
-        cost: the cost of these decisions.
+        decisions: the best decisions.
+        cost: their cost.
         objective: the minimized seconds (see ``SearchOptions``).
-        bound: lower bound of the objective over all decisions; ``-inf`` where none was proved.
+        bound: lower bound of the objective over all decisions; ``-inf`` if none was proved.
         method: "milp" or "descent".
         seconds: wall-clock seconds of the search.
     """
@@ -311,7 +317,7 @@ class SearchResult:
 def result_order(result: SearchResult, memory_limit: float | None) -> tuple[bool, float]:
     """Sort key: plans within the memory limit first, then by objective.
 
-    A result may exceed the limit, since shares of layers are rounded to whole layers.
+    A result may exceed the limit, because shares of layers are rounded to whole layers.
     """
     return not result.cost.memory.fits(memory_limit), result.objective
 
@@ -322,8 +328,8 @@ class Infeasible:
 
     Attributes:
         proven: whether none exist; otherwise none were found in time.
-        least_memory: decisions with approximately the least memory, where they were found.
-        least_bytes: what no decisions take less than, where the least memory was searched.
+        least_memory: decisions with approximately the least memory, if they were found.
+        least_bytes: a lower bound on the bytes of all decisions, if the least memory was searched.
     """
 
     proven: bool

@@ -1,9 +1,9 @@
-"""The critical path of a schedule: tasks of which each starts as the one before it ends.
+"""The critical path of a schedule: tasks each of which starts when the previous one ends.
 
-It leads from the end of a step back to its start. While the order stays, the step takes as much
-longer as a task on the path does, and other tasks may take longer for nothing. Waits of computation
-say less: it waits for a gather over fast links that comes after one over slow links, though only
-the slow links are too slow.
+It leads from the end of a step back to its start. As long as the order stays the same, a longer
+task on the path makes the step longer by the same time, while other tasks may become longer at no
+cost. The waits of computation tell less: computation may wait for a gather over fast links that
+follows one over slow links, although only the slow links are too slow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def critical_seconds(
 ) -> dict[int, float]:
     """Seconds on the critical path, by the number of the task.
 
-    Before a task stands one that ends as it starts: of several what it waits for, or else what is
-    on the same links. Where none does, as at a lack of memory, it is the last that has ended.
+    The predecessor of a task is one that ends as it starts. Among several it is one that the task
+    waits for, or else one on the same links. If there is none, as when memory is lacking, it is the
+    last task that has ended.
 
     Args:
         runs: the tasks in time.
-        axis: of every task the mesh axis, or -1.
+        axis: the mesh axis of every task, or -1.
         waiting, awaited: the task ``waiting[i]`` waits for ``awaited[i]``.
     """
     before: dict[int, set[int]] = defaultdict(set)
@@ -45,7 +46,7 @@ def critical_seconds(
         critical[number] += end - start
         until = bisect.bisect_right(ends, start * (1 + ROUNDING))
         since = bisect.bisect_left(ends, start * (1 - ROUNDING))
-        until = min(until, place)  # not itself again, however short it is
+        until = min(until, place)  # not itself again, even if it takes no time
         place = max(
             range(min(since, until - 1), until) if until else [-1],
             key=lambda choice: (

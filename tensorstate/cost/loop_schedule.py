@@ -1,11 +1,11 @@
-"""Schedules of loops: bodies from the innermost out, each as one task of the body around it.
+"""Schedules of loops: bodies from the innermost outwards, each as one task of the body around it.
 
-A body is scheduled once (``list_schedule``), with the seconds that its tasks take in all
-iterations, so that its makespan is the loop's. Of an unrolled scan the body is a few iterations in
-a row, which wait for each other by the carries alone.
+A body is scheduled once (``list_schedule``), with the seconds of its tasks in all iterations, so
+that its makespan is the loop's. The body of an unrolled scan is a few consecutive iterations, which
+wait for each other only through the carries.
 
-Tasks are columns. A step has thousands of them and one schedule per size of buckets, which differ
-by the tasks that are joined.
+Tasks are columns. A step has thousands of them and one schedule per size of buckets; these
+schedules differ in the tasks that are joined.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from tensorstate.cost.step_tasks import StepTask, Where
 
 
 class Runs(NamedTuple):
-    """Tasks in time; that of an unrolled scan runs several times.
+    """Tasks in time; a task of an unrolled scan runs several times.
 
     Attributes:
-        number: of the task, int64.
+        number: number of the task, int64.
+        start, end: seconds.
         start, end: seconds.
     """
 
@@ -33,21 +34,21 @@ class Runs(NamedTuple):
 
 
 class Bodies:
-    """The bodies of the loops of a step: by number, the step itself first, then every loop's.
+    """The bodies of a step's loops, by number: first the step itself, then every loop's body.
 
     Attributes:
-        wheres: of every body, the loops around it and itself.
+        wheres: for every body, the loops around it and its own loop.
     """
 
     def __init__(self, wheres: Sequence[Where]):
-        # The step itself too, which may have no tasks.
+        # The step itself, too, which may have no tasks.
         held = {where[:depth] for where in wheres for depth in range(len(where) + 1)}
         self.wheres: list[Where] = sorted({(), *held})
         self.number = {where: k for k, where in enumerate(self.wheres)}
         self._common: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def inside(self, body: int) -> list[int]:
-        """The bodies of the loops that stand in one."""
+        """The bodies of the loops directly inside a body."""
         where = self.wheres[body]
         return [
             k
@@ -56,8 +57,10 @@ class Bodies:
         ]
 
     def common(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Of bodies in pairs the innermost one that holds both, and the loops there that lead to
-        each, or -1 where that is the body itself; of shape (3, pairs)."""
+        """For pairs of bodies the innermost one around both, and the loops in it that lead to each.
+
+        A loop is -1 if the body itself is the innermost one; the result has shape (3, pairs).
+        """
         pairs, place = np.unique(first * len(self.wheres) + second, return_inverse=True)
         found = [self._meeting(*divmod(int(pair), len(self.wheres))) for pair in pairs]
         return np.asarray(found, np.int64).reshape(-1, 3).T[:, place]
@@ -76,12 +79,12 @@ class Bodies:
 
 
 class TaskColumns(NamedTuple):
-    """The tasks of a step, in columns: what ``StepTask`` says of each.
+    """The tasks of a step in columns, with the attributes of ``StepTask``.
 
     Attributes:
-        seconds, order, first, axis, ahead, behind, across: as there.
-        is_patient, is_alone: as there.
-        body: the number of the body that a task stands in.
+        seconds, order, first, axis, ahead, behind, across: as for ``StepTask``.
+        is_patient, is_alone: as for ``StepTask``.
+        body: the number of the body that contains a task.
         waiting, awaited: the task ``waiting[i]`` waits for ``awaited[i]``.
     """
 
@@ -125,13 +128,14 @@ class LoopSchedule:
     """A schedule of a step.
 
     Args:
-        tasks: of the step.
-        is_kept: of every task whether it runs; others are part of a bucket.
-        bodies: of the loops.
-        resources: of every mesh axis, and how many there are.
+        tasks: the tasks of the step.
+        is_kept: for every task whether it runs; the others are part of a bucket.
+        bodies: the bodies of the loops.
+        resources: the resource of every mesh axis, and the number of resources.
         room: free bytes.
-        carries: by loop, the tasks that read and make what one iteration leaves to the next.
-        unrolled: by loop, how many iterations are one body.
+        carries: for each loop, the tasks that read and make the values passed to the next
+            iteration.
+        unrolled: for each loop, the number of iterations in one body.
 
     Attributes:
         held: the most bytes held ahead and behind.
@@ -151,15 +155,16 @@ class LoopSchedule:
     ):
         self.tasks, self.is_kept, self.bodies = tasks, is_kept, bodies
         (axes, self.num_resources), self.room = resources, room
-        self.resources = np.append(np.asarray(axes, np.int64), COMPUTE)  # the last is of no axis
+        self.resources = np.append(np.asarray(axes, np.int64), COMPUTE)  # last: no axis
         self.carries, self.unrolled = carries, unrolled
         self.held = 0.0
-        # A task waits for another in the innermost body that holds both. Where the one stands in a
-        # loop beside the other, the whole loop waits: no task of it begins before it does.
+        # A task waits for another one in the innermost body that contains both. If the first is in
+        # a loop next to the other, the whole loop waits: none of its tasks begins before the other
+        # has ended.
         self.body_of_wait, first, then = self.bodies.common(
             tasks.body[tasks.awaited], tasks.body[tasks.waiting]
         )
-        loops = len(tasks.body)  # loops are named behind the tasks
+        loops = len(tasks.body)  # loops are numbered after the tasks
         self.awaited = np.where(first < 0, tasks.awaited, loops + first)
         self.waiting = np.where(then < 0, tasks.waiting, loops + then)
         self.body_of_wait = np.where(self.awaited == self.waiting, -1, self.body_of_wait)
@@ -179,8 +184,8 @@ class LoopSchedule:
             # The copies of the iterations beside the one that computes.
             self.held = max(self.held, float(tasks.across[own].sum() * (count - 1)))
             placed = _iterations(placed, count, self._carried(body, names))
-        # A loop is a task that takes as long as its body, which is all of its iterations: each of
-        # the copies of an unrolled body has a part of them.
+        # A loop is a task that takes as long as its body, that is all of its iterations; each copy
+        # of an unrolled body has a part of them.
         starts, held = list_schedule(placed, self.num_resources, self.room)
         self.held = max(self.held, held)
         ends = starts + placed.seconds
@@ -201,13 +206,14 @@ class LoopSchedule:
         names: np.ndarray,
         inner: Sequence[tuple[float, float, Runs]],
     ) -> tuple[Tasks, np.ndarray]:
-        """The tasks and loops of a body for ``list_schedule``, and which of them compute."""
+        """The tasks and loops of a body for ``list_schedule``, and whether each computes."""
         tasks = self.tasks
         axis, loops = tasks.axis[own], len(inner)
         is_alone = tasks.is_alone[own] & (self.num_resources > 1)
         resource = self.resources[axis]
         whole = WHOLE if self.num_resources > 1 else COMPUTE
-        # Where nothing overlaps all is on one resource, in the traced order, and nothing is ahead.
+        # If nothing overlaps, all tasks use one resource, in the traced order, and nothing is
+        # ahead.
         is_sent = (resource != COMPUTE) & ~is_alone
         is_patient = np.where(is_alone, True, tasks.is_patient[own] & ~is_sent)
         order = np.append(tasks.order[own], [place for _, place, _ in inner])
@@ -218,7 +224,7 @@ class LoopSchedule:
         place = np.full(len(tasks.body) + len(self.bodies.wheres), -1)
         place[names] = np.arange(len(names))
         waiting, awaited = place[self.waiting[here]], place[self.awaited[here]]
-        # Chains of operators that are one node may seem to wait for operators after them.
+        # Chains of operators that are one node may seem to wait for later operators.
         is_wait = (order[awaited] < first[waiting]) | ~is_compute[awaited]
         nothing = np.zeros(loops, np.int64)
         columns = Tasks(
@@ -234,16 +240,16 @@ class LoopSchedule:
         return columns, is_compute
 
     def _carried(self, body: int, names: np.ndarray) -> list[tuple[int, int]]:
-        """The carries of a body, by the places of its tasks and loops."""
+        """The carries of a body, as places of its tasks and loops."""
         place = {name: k for k, name in enumerate(names.tolist())}
         carries = self.carries[self.bodies.wheres[body][-1]]
         return [(place[enter], place[leave]) for enter, leave in carries]
 
 
 def _iterations(tasks: Tasks, count: int, carries: Sequence[tuple[int, int]]) -> Tasks:
-    """Some iterations of a body in a row, of tasks that take as long as all of them."""
-    # The places of an iteration come behind those of the one before: computation runs in the order
-    # of places, collectives as soon as their operands exist.
+    """Some consecutive iterations of a body, from tasks that take as long as all iterations."""
+    # The places of an iteration follow those of the previous one: computation runs in the order of
+    # places, collectives as soon as their operands exist.
     n, span = len(tasks.order), 1 + np.ptp(tasks.order)
     enters, leaves = np.array([*dict(carries).items()], np.int64).reshape(-1, 2).T
     later = n * np.arange(count)[:, None]

@@ -1,16 +1,16 @@
 """Memory per device: live bytes at every program point, and their peak.
 
 A tensor group takes memory for several reasons: it is produced, kept for the backward pass (by the
-spans of ``tensorstate.keeping``), resident in the microbatch loop, resharded. Each is one linear
-term: a share of the group times bytes at every program point (``problem.liveness`` says how many of
-the group's tensors are live there, and why). The terms stand here once, and the shares come from a
-``Shares``:
+spans of ``tensorstate.keeping``), resident in the microbatch loop, or resharded. Each reason is one
+linear term: a share of the group times bytes at every program point (``problem.liveness`` tells how
+many of the group's tensors are live there, and why). The terms are defined once, here, and the
+shares come from a ``Shares``:
 
-- of given decisions they are numbers, and ``bytes_by_point`` sums the terms;
+- for given decisions they are numbers, and ``bytes_by_point`` sums the terms;
 - in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
   the sum of the terms at every program point by the memory limit.
 
-So the solver's memory and the reported one cannot differ but by rounding.
+So the solver's memory and the reported memory can differ only by rounding.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ import numpy as np
 
 from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.ir.placements import MeshShape, Placements, all_placements
+from tensorstate.ir.placements import Exchange, MeshShape, Placements, RingStrategy, all_placements
 from tensorstate.keeping import table
-from tensorstate.keeping.base import Category, Holds, Keeping
+from tensorstate.keeping.base import Category, Holds, Keeping, Span
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import SUMS_ITEMSIZE, Problem
 from tensorstate.problem.reshard import IN_PLACE, ReshardStep
-from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import TensorGroup
 
-# Collectives that receive data of several devices, which are put in order then.
+# Collectives that receive data from several devices, which is then put in order.
 REORDERED = those(lambda kind: not kind.adds)
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -43,11 +44,11 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_rerun"]
 
 KeepingsThat = Callable[[Keeping], bool]
-"""Of which keepings shares are asked for."""
+"""A condition on the keepings for which shares are asked."""
 
 
 def any_keeping(_keeping: Keeping) -> bool:
-    """All of them."""
+    """True for every keeping."""
     return True
 
 
@@ -59,9 +60,9 @@ class Term(NamedTuple, Generic[Share]):
     """A part of a device's memory.
 
     Attributes:
-        category: the field of ``Memory`` it belongs to.
+        category: the field of ``Memory`` that it belongs to.
         share: the share of the group that takes these bytes.
-        nbytes: bytes at every program point for all of the group.
+        nbytes: bytes at every program point for the whole group.
     """
 
     category: Category
@@ -73,11 +74,11 @@ class Shares(Protocol[Share]):
     """The shares of one tensor group, by placements or by reshard step."""
 
     def resharded(self, phase: ReshardPhase) -> Mapping[ReshardStep, Share]:
-        """The share that takes each step in a pass."""
+        """The share that uses each step in a pass."""
         ...
 
     def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, Iterable[Share]]:
-        """The share produced in each placement; only that part which is kept in some ways."""
+        """The share produced in each placement; only the part that is kept in some ways."""
         ...
 
     def awaiting(
@@ -92,6 +93,14 @@ class Shares(Protocol[Share]):
         """
         ...
 
+    def produced_by(self) -> Mapping[Strategy, Iterable[Share]]:
+        """The share produced under each strategy."""
+        ...
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[Share]]:
+        """The share that a consumer class, of a node, reads under each strategy."""
+        ...
+
     def made(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
         """The share produced in each placement, and kept in this way."""
         return self.produced(keeping.__eq__)
@@ -101,11 +110,11 @@ class Shares(Protocol[Share]):
         ...
 
     def copies_apart(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
-        """Of these the share in placements other than those in which it is produced."""
+        """The part of ``copies`` in placements other than those in which it is produced."""
         ...
 
     def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
-        """Of these the share whose copy is read by a consumer that reruns."""
+        """The part of ``copies`` that a consumer reads when it reruns."""
         ...
 
     def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
@@ -138,21 +147,23 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
         number: number of the group.
         shares: numbers or linear expressions.
     """
-    # Shares and ranges are apart: ``LiveRanges`` counts tensors for each reason as if all had it,
-    # and a share says how many do. Their product is linear in the decisions.
+    # Shares and ranges are separate: ``LiveRanges`` counts tensors for each reason as if it applied
+    # to all of them, and a share says to how many it applies. Their product is linear in the
+    # decisions.
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     yield from _reshard_terms(problem, group, live, shares)
     for keeping in table.KEEPINGS:
-        yield from _kept_terms(problem, group, keeping, live, shares)
+        yield from _kept_terms(problem, group, keeping, keeping.spans, live, shares)
     for placements, share in shares.loop_resident().items():
         nbytes = problem.local_bytes(group, placements) * live.loop_resident
         yield Term("loop_resident", share, nbytes)
-        # An input that stays resident as it is stored is counted among the inputs already.
+        # An input that stays resident as it is stored is already counted among the inputs.
         in_place = shares.resident_in_place(placements)
         if in_place is not None:
             yield Term("loop_resident", in_place, -nbytes)
     yield from _live_terms(problem, group, live, shares)
     yield from _ring_terms(problem, group, live, shares)
+    yield from _exchange_terms(problem, group, live, shares)
 
 
 def _ring_terms(
@@ -162,7 +173,7 @@ def _ring_terms(
 
     Only a ring shards along keys. Their gradients are accumulated in 32 bits or more.
     """
-    points, dtype = problem.liveness.program_points, problem.graph.tensors[group.tensors[0]].dtype
+    dtype = problem.graph.tensors[group.tensors[0]].dtype
     wide = max(1, SUMS_ITEMSIZE // dtype.itemsize)
 
     def terms(
@@ -175,19 +186,61 @@ def _ring_terms(
                 nbytes = 2 * problem.local_bytes(group, placements)
                 yield Term("temporaries", share, nbytes * runs)
 
-    made = problem.strategies[group.class_id].ring
-    if made is not None:
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, RingStrategy):
         yield from terms(group.labels, made.keys, shares.produced(), wide * live.producing)
     for number, consumer in enumerate(group.consumer_classes):
-        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].ring
-        if ring is None:
+        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].pairing
+        if not isinstance(ring, RingStrategy):
             continue
-        runs = np.zeros(len(points))
-        for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
-            operator = problem.graph.nodes[node].members[0].operator
-            at = np.searchsorted(points, problem.liveness.at[operator])
-            runs[min(at, len(points) - 1)] += 1
+        runs = _runs(problem, group, number)
         yield from terms(consumer.labels, ring.keys, shares.awaiting(number), runs)
+
+
+def _runs(problem: Problem, group: TensorGroup, number: int) -> np.ndarray:
+    """At every program point, the nodes of a consumer class of a group that run there."""
+    points = problem.liveness.program_points
+    runs = np.zeros(len(points))
+    for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
+        operator = problem.graph.nodes[node].members[0].operator
+        at = np.searchsorted(points, problem.liveness.at[operator])
+        runs[min(at, len(points) - 1)] += 1
+    return runs
+
+
+def _exchange_terms(
+    problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
+) -> Iterator[Term[Share]]:
+    """Rows that arrive at experts, and their results before they are sent back.
+
+    An expert may get all rows, so there is room for all of them; and for as many blocks where
+    slices are padded.
+    """
+
+    def terms(
+        exchange: Exchange,
+        class_id: int,
+        labels: Sequence[int],
+        by: Mapping[Strategy, Iterable[Share]],
+        runs: np.ndarray,
+    ) -> Iterator[Term[Share]]:
+        for strategy, parts in by.items():
+            if exchange.label in strategy and exchange.rows in labels:
+                size = problem.mesh.sizes[strategy.index(exchange.label)]
+                shards = problem.shards_of(class_id, strategy, tuple(labels))
+                room = (1 if problem.hardware.has_ragged else 2) * size * group.nbytes // shards
+                for share in parts:
+                    yield Term("temporaries", share, room * runs)
+
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, Exchange):
+        yield from terms(made, group.class_id, group.labels, shares.produced_by(), live.producing)
+    for number, consumer in enumerate(group.consumer_classes):
+        own = consumer.class_id
+        read = None if own is None else problem.strategies[own].pairing
+        if own is not None and isinstance(read, Exchange):
+            runs = _runs(problem, group, number)
+            yield from terms(read, own, consumer.labels, shares.read_by(number), runs)
 
 
 def _reshard_terms(
@@ -211,15 +264,16 @@ def _kept_terms(
     problem: Problem,
     group: TensorGroup,
     keeping: Keeping,
+    spans: Iterable[Span],
     live: LiveRanges,
     shares: Shares[Share],
 ) -> Iterator[Term[Share]]:
-    """What tensors take that are kept in one way, by the spans of the keeping."""
-    for span in keeping.spans:
+    """The bytes of tensors that are kept in one way, by some spans of the keeping."""
+    for span in spans:
         counts = live.kept[keeping][span.name]
-        if not counts.any():  # a share that nothing depends on would still be a variable
+        if not counts.any():  # otherwise an unused share would become a variable
             continue
-        # Of the shares' methods one says whose bytes these are.
+        # One of the methods of the shares returns these bytes.
         held = getattr(shares, span.holds.value)(keeping)
         for placements, parts in held.items():
             nbytes = span.nbytes(problem.local_bytes(group, placements))
@@ -240,8 +294,8 @@ def _live_terms(
                 yield Term(category, share, problem.local_bytes(group, placements) * span)
 
     yield from terms("temporaries", shares.produced(), live.producing)
-    # XLA for CPUs, where nothing overlaps, copies the operands of the gradient of a kernel: its
-    # convolutions are of batch, space and features in this order.
+    # XLA for CPUs, where nothing overlaps, copies the operands of the gradient of a kernel, since
+    # its convolutions need batch, space and features in this order.
     for consumer, span in () if problem.hardware.overlaps else live.copied.items():
         yield from terms("temporaries", shares.awaiting(consumer), span)
     if not group.in_forward:
@@ -249,11 +303,12 @@ def _live_terms(
         waiting = shares.awaiting(live.last_backward_use)
         yield from terms(category, waiting, live.awaiting_backward_use)
         return
-    # One that is needed after the forward pass is kept for it in some way, and was counted so.
+    # A tensor that is needed after the forward pass is kept for it in some way, and already
+    # counted.
     if not group.is_input and not group.needed_after_forward:
         waiting = shares.awaiting(live.last_forward_use)
         yield from terms("temporaries", waiting, live.awaiting_forward_use)
-    # The operands of a fused operator are what the backward pass reads in its place.
+    # The backward pass reads the operands of a fused operator instead of its result.
     if live.fused_input.any():
         waiting = shares.awaiting(live.fused_consumer, lambda keeping: keeping.stays_fused)
         yield from terms("saved", waiting, live.fused_input)
@@ -284,6 +339,8 @@ class Memory:
         loop_resident: gathered copies and sums that stay resident through the microbatch loop.
         gradients: gradients that wait for the optimizer.
         temporaries: all other operands and results of operators.
+        host: bytes of the host's memory, at the program point with the most of them. They are no
+            part of the peak.
     """
 
     inputs: int
@@ -291,6 +348,7 @@ class Memory:
     loop_resident: int
     gradients: int
     temporaries: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -313,7 +371,7 @@ def bytes_by_group(
     reshards: Sequence[ReshardPlan],
     kept: Kept,
 ) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
+    """Yield the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
 
     Args:
         reshards: the reshard plans of all tensors.
@@ -330,9 +388,9 @@ def bytes_by_group(
 def bytes_at_peak(
     problem: Problem, decisions: Decisions, reshards: Sequence[ReshardPlan], kept: Kept
 ) -> list[tuple[int, int, dict[Category, float]]]:
-    """By tensor group what is live at the peak: its number, its bytes of inputs, and all others.
+    """For each tensor group the bytes at the peak: its number, its bytes of inputs, and all others.
 
-    Together they are ``peak_memory``, but for rounding.
+    Their sum is ``peak_memory``, up to rounding.
     """
     of_groups = [*bytes_by_group(problem, decisions, reshards, kept)]
     total = sum((nbytes for _, _, nbytes in of_groups), no_bytes(problem)).sum(0)
@@ -343,19 +401,46 @@ def bytes_at_peak(
     ]
 
 
-def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
+def host_bytes(
+    problem: Problem, decisions: Decisions, reshards: Iterable[ReshardPlan], kept: Kept
+) -> int:
+    """Bytes per device in the memory of the host, at the program point with the most of them.
+
+    Args:
+        reshards: the reshard plans of all tensors.
+        kept: how nodes are kept.
+    """
+    by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
+    for reshard in reshards:
+        by_group[reshard.group].append(reshard)
+    nbytes = np.zeros(len(problem.liveness.program_points))
+    for number, plans in by_group.items():
+        stored = {r.keeping for r in plans if r.keeping.on_host and r.saved is not None}
+        if not stored:
+            continue
+        group, live = problem.tensor_groups[number], problem.live_ranges(number)
+        shares = _DecidedShares(problem, number, decisions.strategies, plans, kept)
+        for keeping in stored:
+            for term in _kept_terms(problem, group, keeping, keeping.on_host, live, shares):
+                nbytes += term.share * term.nbytes
+    return math.ceil(nbytes.max() - EXACT)
+
+
+def peak_memory(inputs: float, nbytes: np.ndarray, host: int = 0) -> Memory:
     """The memory at its peak.
 
     Args:
         inputs: bytes of the inputs.
         nbytes: all other bytes, by category and program point (see ``bytes_by_point``).
+        host: of the host, by ``host_bytes``.
     """
-    # Parts are rounded one by one, and the last takes what is left: so they add up to the peak,
-    # rounded up, that is compared with the limit.
+    # Parts are rounded one by one, and the last one takes the rest. So they add up to the rounded
+    # peak, which is compared with the limit.
     total = nbytes.sum(0)
     saved, loop_resident, gradients, _ = nbytes[:, int(total.argmax())]
     parts = round(saved), round(loop_resident), round(gradients)
-    return Memory(round(inputs), *parts, math.ceil(total.max() - EXACT) - sum(parts))
+    temporaries = math.ceil(total.max() - EXACT) - sum(parts)
+    return Memory(round(inputs), *parts, temporaries, host)
 
 
 def input_bytes(problem: Problem, reshards: Iterable[ReshardPlan]) -> int:
@@ -396,21 +481,21 @@ def bytes_by_point(
 def least_bytes_by_point(
     problem: Problem, number: int, strategies: Iterable[Strategy], keepings: Iterable[Keeping]
 ) -> np.ndarray:
-    """Bytes of a tensor group at every program point below which no decisions come.
+    """A lower bound on the bytes of a tensor group at every program point, for all decisions.
 
-    Each of the terms whose shares are 1 together, in the placements with the most shards: the
+    It has each of the terms whose shares add up to 1, in the placements with the most shards: the
     tensors are produced, wait for their last consumer, and are kept in one of some ways. Copies in
-    other placements come on top. Of inputs ``input_bytes`` are counted apart.
+    other placements would be added. Inputs are counted separately, by ``input_bytes``.
 
     Args:
         number: number of the tensor group.
-        strategies: those of the class that produces it.
-        keepings: how nodes may be kept.
+        strategies: strategies of the class that produces it.
+        keepings: the ways in which nodes may be kept.
     """
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     produced = {problem.produced_placements(group, strategy) for strategy in strategies}
     at_source = min(problem.local_bytes(group, placements) for placements in produced)
-    # Copies may have placements that no strategy produces: a bound takes the smallest there are.
+    # Copies may have placements that no strategy produces, so a bound uses the smallest possible.
     anywhere = group.nbytes // _most_shards(group.sizes, problem.mesh)
     nbytes = at_source * live.producing
     if group.is_input:
@@ -419,16 +504,16 @@ def least_bytes_by_point(
         return nbytes + anywhere * live.awaiting_backward_use
     if not group.needed_after_forward:
         return nbytes + anywhere * live.awaiting_forward_use
-    # At each point the smallest: a plan takes one of them at all points.
+    # The smallest one at each point, although a plan uses one of them at all points.
     possible = [keeping for keeping in keepings if problem.may_keep(group.class_id, keeping)]
     ways = (_least_kept(live, keeping, at_source, anywhere) for keeping in possible)
     return nbytes + functools.reduce(np.minimum, ways)
 
 
 def most_bytes(problem: Problem) -> int:
-    """Bytes of a device that no plan exceeds: all tensors at once, whole, with two copies each.
+    """An upper bound on a device's bytes: all tensors at once, whole, with two copies each.
 
-    A copy is in other placements, and received in a buffer before it is put in order.
+    A copy has other placements, and is received in a buffer before it is put in order.
     """
     graph = problem.graph
     return (
@@ -442,12 +527,12 @@ def most_bytes(problem: Problem) -> int:
 
 
 def _least_kept(live: LiveRanges, keeping: Keeping, made: int, copy: int) -> np.ndarray:
-    """Bytes that tensors take at least which are kept in one way.
+    """The least bytes of tensors that are kept in one way.
 
     Args:
         made, copy: bytes of a tensor as it is produced, and of the smallest copy.
     """
-    of_all = {Holds.MADE: made, Holds.COPY: copy}  # other spans are of some tensors alone
+    of_all = {Holds.MADE: made, Holds.COPY: copy}  # other spans hold only some tensors
     spans = [span for span in keeping.spans if span.holds in of_all]
     return sum(
         (span.nbytes(of_all[span.holds]) * live.kept[keeping][span.name] for span in spans),
@@ -491,6 +576,13 @@ class _DecidedShares(Shares[float]):
         share = self._share(lambda r: kept(r.keeping))
         return {self.source: [share]} if share else {}
 
+    def produced_by(self) -> Mapping[Strategy, Iterable[float]]:
+        return {self.strategies[self.group.class_id]: [1.0]}
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[float]]:
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else {self.strategies[class_id]: [1.0]}
+
     def awaiting(
         self, consumer: int | None, kept: KeepingsThat = any_keeping
     ) -> Mapping[Placements, Iterable[float]]:
@@ -522,7 +614,7 @@ class _DecidedShares(Shares[float]):
         return {self.source: [share]}
 
     def _stored(self, where: Callable[[ReshardPlan], bool]) -> Mapping[Placements, list[float]]:
-        """By placements of a stored copy, the share of the tensors whose plan meets a condition."""
+        """For each placement of a stored copy, the share of tensors with a plan as given."""
         shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
             if reshard.saved is not None and where(reshard):
@@ -542,4 +634,4 @@ class _DecidedShares(Shares[float]):
         return shares
 
     def resident_in_place(self, placements: Placements) -> None:
-        """Always ``None``: reshard plans count an input that is resident in place as no copy."""
+        """Always ``None``: reshard plans do not count an input that is resident in place."""

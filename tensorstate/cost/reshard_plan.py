@@ -1,6 +1,6 @@
-"""Decisions of a search, and where they reshard which tensor group, by which collectives.
+"""Decisions of a search, and the collectives by which they reshard tensor groups.
 
-Of the nodes that decisions let rerun, those do whose results are needed. A group is resharded
+Among the nodes that decisions let rerun, those whose results are needed do so. A group is resharded
 in up to four passes. The microbatch loop surrounds the second and the third:
 
     pass            starts from                               delivers
@@ -32,9 +32,10 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.keeping.base import Keeping
 from tensorstate.keeping.table import Kept, counted
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import NO_RESHARD, ReshardStep, ReshardTree
-from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +72,7 @@ class Decisions:
 
 
 def find_kept(problem: Problem, decisions: Decisions) -> Kept:
-    """How nodes are kept whose results are needed after the forward pass."""
+    """The keepings of nodes whose results are needed after the forward pass."""
     nodes = problem.graph.nodes
     found, again = dict[int, Keeping](), set[int]()
     pending = {
@@ -85,15 +86,15 @@ def find_kept(problem: Problem, decisions: Decisions) -> Kept:
             group.tensors, group.producers, group.consumers, strict=True
         ):
             keeping = pending.get(producer)
-            # A result that is stored is not what its producer reruns for.
+            # A producer does not rerun for a result that is stored.
             if keeping is not None and not (keeping.reruns and tensor in decisions.saved):
                 after_forward = (
                     consumer_class.after_forward and not consumer_class.after_loop
                     for consumer_class in group.consumer_classes
                 )
                 needs[producer] += zip(after_forward, consumers, strict=True)
-    # Consumers follow producers in execution order, so one reversed pass finds all nodes: whether a
-    # reader reruns is known before what it reads.
+    # Consumers follow producers in execution order, so one reversed pass finds all nodes: for each
+    # reader it is known whether it reruns before its operands are visited.
     for node in sorted(pending, reverse=True):
         if any(
             after_forward or not again.isdisjoint(consumers)
@@ -164,7 +165,7 @@ BothPasses = tuple[ReshardTree, Placements | None, ReshardTree]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ReshardPlan:
-    """How tensors of one group are resharded.
+    """The way in which tensors of one group are resharded.
 
     Attributes:
         group: number of the tensor group.
@@ -173,7 +174,7 @@ class ReshardPlan:
         in_forward, after_forward: steps in the forward pass, and after it.
         saved: placements of the copy stored for the backward pass; ``None`` if none is, or only the
             input itself.
-        keeping: how they are kept for the backward pass.
+        keeping: their keeping for the backward pass.
         num_repeats: executions of ``in_forward`` and ``after_forward`` per training step: one per
             microbatch, and per iteration of the loops in whose body the tensors exist.
         before_loop, after_loop: steps before and after the microbatch loop, executed once.
@@ -181,9 +182,9 @@ class ReshardPlan:
             there is no such copy, or only the input itself.
         for_rerun: the part of ``after_forward`` that feeds consumers that rerun.
         sent: the send of a carry to the next pipeline stage.
-        num_sends: how often it is sent per training step.
-        keeping_seconds: of compute per tensor and training step, to store the copy and to bring it
-            back.
+        num_sends: the number of these sends per training step.
+        keeping_seconds: seconds of compute per tensor and training step to store the copy and to
+            bring it back.
     """
 
     group: int
@@ -261,7 +262,8 @@ def reshard_plans(
         rerun = tuple(not kept.rerun.isdisjoint(nodes) for nodes in consumers)
         saved = None if keeping.reruns else decisions.saved.get(tensor)
         resident = decisions.loop_resident.get(tensor)
-        # Layers of a class differ at most in these: so the plans are few, whatever the layers.
+        # Layers of a class differ at most in these, so there are few plans, for any number of
+        # layers.
         members[keeping, rerun, saved, resident].append(tensor)
     for (keeping, rerun, saved, resident), tensors in members.items():
         planner = _Planner(
@@ -276,12 +278,12 @@ def reshard_plans(
 
 
 class _Planner:
-    """Finds the reshard plan of group members about which the same is decided.
+    """Finds the reshard plan of group members that have the same decisions.
 
     Args:
         number: number of the tensor group.
-        keeping: how the tensors are kept for the backward pass.
-        rerun: the consumers of which some node reruns.
+        keeping: the keeping of the tensors for the backward pass.
+        rerun: the consumers some of whose nodes rerun.
         saved: placements of the stored copy; ``None`` to choose the cheapest.
     """
 
@@ -309,7 +311,7 @@ class _Planner:
             return self._plan_with(None)
         if loop_resident is not None:
             return self._plan_with(loop_resident)
-        # Nothing is faster than what sends nothing; an input is then resident as it is stored.
+        # Nothing is faster than sending nothing; an input is then resident as it is stored.
         best = self._plan_with(self.produced)
         if not best.seconds:
             return best
@@ -423,12 +425,12 @@ class _Planner:
         targets: frozenset[Placements],
         known: set[Placements],
     ) -> list[frozenset[Placements]]:
-        """The targets, and the copy that the step returns: in any placements that are not partial.
+        """The targets, and the copy that the step returns, in any placements that are not partial.
 
         Args:
             known: placements in which a copy exists in any case.
         """
-        # None of them is the best in advance: a reduce-scatter costs half of an all-reduce.
+        # None of them is best in advance: a reduce-scatter costs half of an all-reduce.
         is_returned = any(c.class_id is None for c in consumers)
         if not is_returned or any(map(has_no_partial, known)):
             return [targets]
@@ -459,13 +461,13 @@ class _Planner:
 
         # Partial maxima and minima are not saved, so ``near`` may be empty.
         best = min(map(order, near), default=(math.inf, 0, min(start)))
-        # The forward pass alone is a bound: where a copy that it makes anyway adds no seconds to
-        # it, none is faster. All placements are tried only above it.
+        # The forward pass alone is a bound: if a copy that it makes anyway adds no seconds to it,
+        # no other copy is faster. All placements are tried only above the bound.
         if best[0] > tree.seconds:
             every = all_placements(self.group.sizes, self.problem.mesh)
             partial = [placements for placements in near if not has_no_partial(placements)]
             return min(best, *map(order, every), *map(order, partial))[2]
-        # A slice costs nothing, so a consumer's shard may be saved for as little.
+        # A slice costs nothing, so saving a consumer's shard may cost no more.
         usable = (placements for placements in after_forward if min(placements) >= SUM)
         shards = [p for p in usable if self.problem.local_bytes(self.group, p) < best[1]]
         return min([best, *map(order, shards)])[2]
@@ -475,7 +477,7 @@ def _steps_leading_to(
     steps: Sequence[ReshardStep], targets: frozenset[Placements]
 ) -> Iterable[ReshardStep]:
     """The steps of a tree on the paths to some of its targets, last step first."""
-    # Backwards: whatever makes the source of a step that is wanted is wanted too.
+    # Backwards, because the step that makes the source of a wanted step is wanted, too.
     wanted = set(targets)
     for step in reversed(steps):  # a step follows the step that makes its source
         if step.target in wanted:

@@ -1,10 +1,10 @@
-"""The tasks of a step: operators and collectives, and which of them waits for which.
+"""The tasks of a step: operators and collectives, and the dependencies between them.
 
 A tensor's copies are made by its producer and by the collectives of its reshard plan; the readers
-of a copy wait for the one that makes it. Parameters, and casts of them, are sent *ahead* of their
-readers: nothing computes before them. Reductions that only the optimizer reads are sent *behind*
-their producers. In the body of a scan a collective is either where no carry leads to it or from it:
-then it may run beside other iterations than its own.
+of a copy wait for the task that makes it. Parameters, and casts of them, are sent *ahead* of their
+readers, because nothing computes before them. Reductions that only the optimizer reads are sent
+*behind* their producers. In the body of a scan, a collective is ahead or behind if no carry leads
+to it or from it: it may then run during other iterations than its own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Where = tuple[int, ...]
 """The loops around something, outermost first."""
 
 Copies = dict[Placements, int | None]
-"""By placements of a copy the task that makes it; ``None`` for what exists from the start."""
+"""For each placement of a copy the task that makes it; ``None`` if it exists from the start."""
 
 
 class Sent(NamedTuple):
     """A collective of a plan.
 
     Attributes:
-        tensor: its number.
+        tensor: number of the tensor.
         when: the pass.
         step: the step.
     """
@@ -49,17 +49,17 @@ class Sent(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class StepTask:
-    """A task that is being written.
+    """A task under construction.
 
     Attributes:
         where: the loops around it.
-        axis: of a collective; -1 for compute.
+        axis: mesh axis of a collective; -1 for compute.
         sent: the tensors of a collective.
-        nbytes: of the larger buffer of a collective.
+        nbytes: bytes of the larger buffer of a collective.
         repeats: executions of a collective.
-        first: the place of a collective's first reader, though that may wait.
+        first: the place of a collective's first reader, although that reader may wait.
         is_alone: whether nothing may run beside it.
-        across: of a collective in a scan that may run beside another iteration, the bytes that it
+        across: for a collective in a scan that may run during another iteration, the bytes that it
             then holds.
     """
 
@@ -99,9 +99,9 @@ class StepTasks:
         self.strategies, self.kept = decisions.strategies, kept
         self.end = float(problem.liveness.end + 1)
         self.tasks: list[StepTask] = []
-        self.first_run: dict[int, int] = {}  # by node, its task
-        self.again: dict[int, int] = {}  # by node that reruns, the task of its second run
-        self.carries: dict[int, list[tuple[int, int]]] = {}  # by scan that sends: in, and out
+        self.first_run: dict[int, int] = {}  # node -> its task
+        self.again: dict[int, int] = {}  # node that reruns -> the task of its second run
+        self.carries: dict[int, list[tuple[int, int]]] = {}  # scan that sends -> in, and out
         self._compute()
         for reshard in reshards:
             self._reshard(reshard)
@@ -139,26 +139,28 @@ class StepTasks:
             )
 
     def _go_round(self) -> None:
-        """Of nodes with sends within them, the sends beside the blocks before the last.
+        """For nodes with sends within them, let the sends run beside the blocks before the last.
 
-        The last block is computed once both have ended; sends begin as the node does.
+        The last block is computed once both have ended; sends begin when the node does. Where rows
+        are exchanged there is one block, and nothing runs beside the sends.
         """
         for number in [*self.first_run.values(), *self.again.values()]:
             task = self.tasks[number]
             strategy = self.strategies[task.class_id]
-            sends = self.problem.ring_sends(task.class_id, strategy)
+            sends = self.problem.inner_sends(task.class_id, strategy)
             if not sends:
                 continue
-            # Places are points of the traced order. Parts of one point stand a little before it.
-            operands, blocks = task.before, self.problem.ring_blocks(task.class_id, strategy)
+            # Places are points of the traced order. Parts of one point are placed slightly before
+            # it.
+            operands, blocks = task.before, self.problem.blocks_around(task.class_id, strategy)
             last = task.seconds / blocks
             others = {"order": task.order - 1e-6, "seconds": task.seconds - last}
             beside = [dataclasses.replace(task, before=[*operands], **others)]
-            for axis in dict.fromkeys(send.axis for send in sends):
-                along = [send for send in sends if send.axis == axis]
-                seconds = math.fsum(map(self.problem.send_around_seconds, along))
+            for axis, kind in dict.fromkeys((send.axis, send.kind) for send in sends):
+                along = [send for send in sends if (send.axis, send.kind) == (axis, kind)]
+                seconds = math.fsum(map(self.problem.inner_send_seconds, along))
                 task_of_sends = dataclasses.replace(
-                    task, seconds=seconds, axis=axis, name="permute", before=[*operands]
+                    task, seconds=seconds, axis=axis, name=kind, before=[*operands]
                 )
                 task_of_sends.nbytes = sum(send.times * send.nbytes for send in along)
                 beside.append(task_of_sends)
@@ -166,7 +168,7 @@ class StepTasks:
             task.before = [*operands, *map(self._add, beside)]
 
     def _rerun_orders(self) -> dict[int, float]:
-        """By node that reruns its place: before its first reader, and before what it feeds."""
+        """The place of each node that reruns: before its first reader, and before what it feeds."""
         liveness, readers = self.problem.liveness, defaultdict[int, list[int]](list)
         for edge in self.graph.edges:
             if edge.source in self.kept.rerun and edge.target in self.kept.rerun:
@@ -184,14 +186,14 @@ class StepTasks:
         return len(self.tasks) - 1
 
     def _mirrored(self, where: Where) -> Where:
-        """Where the tasks of a body rerun."""
+        """The body in which the tasks of another body rerun."""
         return tuple(self.graph.mirrored.get(loop, loop) for loop in where)
 
     def _in_loop(self, loops: Where, in_loop: bool) -> Where:
         return (MICROBATCHES, *loops) if self.problem.microbatches > 1 and in_loop else loops
 
     def _reshard(self, reshard: ReshardPlan) -> None:
-        """The collectives of some tensors, and who waits for which of them."""
+        """Add the collectives of some tensors, and the dependencies of their readers."""
         problem, group = self.problem, self.problem.tensor_groups[reshard.group]
         required = [
             None
@@ -248,7 +250,7 @@ class StepTasks:
         stored: int | None,
         where: Where,
     ) -> int | None:
-        """The task that brings a stored copy back before its first reader; none takes no time."""
+        """The task that brings a stored copy back before its first reader, if it takes time."""
         if not reshard.keeping_seconds:
             return stored
         liveness = self.problem.liveness
@@ -281,7 +283,7 @@ class StepTasks:
                 copies[step.target] = source
                 continue
             seconds = repeats * self.problem.reshard_graph(group).seconds(step)
-            # Its place follows from its readers, once all of them are known.
+            # Its place is that of its readers, once all of them are known.
             task = StepTask(seconds, where, 0.0, step.axis, step.kind, group.class_id)
             task.sent, task.nbytes = (Sent(tensor, when, step),), step.nbytes
             task.repeats = repeats
@@ -292,7 +294,7 @@ class StepTasks:
         return copies
 
     def _send_to_next_stage(self, reshard: ReshardPlan, group: TensorGroup, producer: int) -> None:
-        """Sends of a carry stand between the ticks of pipeline stages: nothing runs beside them."""
+        """Add sends of a carry between ticks of pipeline stages, during which nothing else runs."""
         made = self.first_run.get(producer)
         for step in reshard.sent.steps:
             seconds = reshard.num_sends * self.problem.reshard_graph(group).seconds(step)
@@ -307,9 +309,9 @@ class StepTasks:
     # ------------------------------------------------------------------ what may be ahead
 
     def _hoist_casts(self) -> None:
-        """Casts of inputs that are sent run at the beginning, so that they can be sent ahead.
+        """Run casts of inputs that are sent at the beginning, so that they can be sent ahead.
 
-        They are as large as a device's shard of the input, which is small where it is gathered.
+        They are as large as a device's shard of the input, which is small if the input is gathered.
         """
         senders = {b for d in self.tasks if d.axis >= 0 for b in d.before}
         for number in senders:
@@ -320,7 +322,7 @@ class StepTasks:
                 task.order = number / len(self.tasks) - 1.0
 
     def _find_across(self) -> None:
-        """Collectives in scans that no carry leads to, or from: gathers of rows, sums of stacks."""
+        """Find collectives in scans that come before or after all carries, of rows or stacks."""
         run_of = {m.operator: run for node, run in self.first_run.items()
                   for m in self.graph.nodes[node].members}  # fmt: skip
         inside: dict[Where, list[int]] = defaultdict(list)
@@ -338,8 +340,8 @@ class StepTasks:
                     sources[number].append(other)
             carries = [(run_of[a], run_of[b]) for a, b in self.graph.loops[where[-1]].carries]
             self.carries[where[-1]] = carries
-            # What no carry leads to may run before the iteration, and what leads to no carry after
-            # it.
+            # A collective that no carry leads to may run before the iteration, and one that leads
+            # to no carry may run after it.
             later = _reached((enter for enter, _ in carries), readers)
             first = _reached((leave for _, leave in carries), sources)
             for number in inside[where]:
@@ -349,7 +351,7 @@ class StepTasks:
                     task.across = received + (task.behind if number in later else task.ahead)
 
     def _place_collectives(self) -> None:
-        """Every collective's place, that of its first reader; and whether it is ahead or behind."""
+        """Set every collective's place, its first reader's, and whether it is ahead or behind."""
         tasks, end = self.tasks, self.end
         late = end if self.problem.hardware.overlaps else 0.0
         readers: dict[int, list[int]] = defaultdict(list)
@@ -361,7 +363,7 @@ class StepTasks:
             task = tasks[number]
             if task.axis < 0:
                 continue
-            first = task.first = 2 * end  # behind all others, those of the optimizer too
+            first = task.first = 2 * end  # after all others, including those of the optimizer
             for reader in map(tasks.__getitem__, readers[number]):
                 if len(reader.where) < len(task.where):
                     continue  # read after the loop
@@ -374,13 +376,13 @@ class StepTasks:
                 continue
             sources = [tasks[b] for b in task.before]
             is_early = all(s.ahead if s.axis >= 0 else s.order < 0 for s in sources)
-            # One byte where it makes no copy: above 0 is ahead.
+            # One byte if it makes no copy, because a value above 0 means ahead.
             task.ahead = task.ahead or 1 if is_early and not task.where else 0
             is_late = task.order >= end and not task.ahead
             task.behind = task.behind if is_late else 0
 
     def _let_casts_wait(self, readers: Mapping[int, Sequence[int]]) -> None:
-        """What only the optimizer reads may wait like it: gradients that are cast or scaled."""
+        """Let tasks wait that only the optimizer reads, such as casts and scales of gradients."""
         tasks = self.tasks
         computed = [n for n, d in enumerate(tasks) if d.axis < 0]
         for number in sorted(computed, key=lambda n: -tasks[n].order):
@@ -398,7 +400,7 @@ class StepTasks:
 
 
 def _reached(start: Iterable[int], edges: Mapping[int, Sequence[int]]) -> set[int]:
-    """All that edges lead to, the start included."""
+    """Everything that edges lead to, including the start."""
     found, pending = set[int](), [*start]
     while pending:
         number = pending.pop()
@@ -409,7 +411,7 @@ def _reached(start: Iterable[int], edges: Mapping[int, Sequence[int]]) -> set[in
 
 
 def operator_names(problem: Problem, class_id: int) -> str:
-    """The operators of a node class, each once."""
+    """The operators of a node class, each named once."""
     members = problem.node(class_id).members
     names = (problem.graph.operators[member.operator].primitive for member in members)
     return ", ".join(dict.fromkeys(names))

@@ -1,18 +1,18 @@
 """A step in time: operators on compute, and collectives on the links that they use.
 
-The step is scheduled as it runs where collectives overlap with compute (``list_schedule``): nodes
+The step is scheduled as it runs if collectives overlap with compute (``list_schedule``): nodes
 compute in the traced order, parameters are gathered ahead of their readers, and reductions that
 only the optimizer reads are sent behind their producers. Mesh axes whose collectives share links
-share a resource. Devices that overlap nothing have one resource for all of it.
+share a resource. Devices without overlap have one resource for everything.
 
-A loop, of the step or of microbatches, is one task that nothing else runs beside. Its body is
-scheduled once: seconds of a task are those of all iterations, so that the body's makespan is the
-loop's. Scans may be unrolled a little: then the body is a few iterations, which wait for each other
-only by the carries, so that rows are gathered and sums are reduced beside the iterations around
-them. What all of them hold at once counts as held.
+A loop, of the step or of microbatches, is one task during which nothing else runs. Its body is
+scheduled once: the seconds of a task are those of all iterations, so that the body's makespan is
+the loop's. Scans may be unrolled a little. The body is then a few iterations, which wait for each
+other only through the carries, so that rows are gathered and sums are reduced during neighbouring
+iterations. The bytes that all of them hold at once count as held.
 
 Collectives of one kind and axis that are ahead, and those that are behind, are joined in buckets of
-at most so many bytes: a bucket pays latency once, and copies its operands and results once more.
+limited bytes: a bucket pays latency once, and copies its operands and results once more.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tensorstate.ir.placements import MAX, MIN
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 
-# The part of the memory that copies ahead and behind may take at most.
+# The largest part of the memory that copies ahead and behind may take.
 MOST_AHEAD = 0.05
-# Collectives of sums and shards, whose operands can be laid beside each other.
+# Collectives of sums and shards, whose operands can be concatenated.
 JOINABLE = those(lambda kind: kind.is_sharded)
-# Bytes of a bucket that are tried. One bucket of all that a pass sends has nothing left to hide
-# under: of 12 layers of 128 KiB, 4 MiB left 1 of 35 products covered on v5e and none on
-# H100s, 512 KiB 9 and 26.
+# Bytes of a bucket that are tried. One bucket of everything that a pass sends has nothing left to
+# hide under: with 12 layers of 128 KiB, 4 MiB left 1 of 35 products covered on v5e and none on
+# H100s; 512 KiB left 9 and 26.
 BUCKETS = (1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
-# Iterations that become one body. Each doubles the time of compiling a scan, so that it must make
-# the step shorter by a part. Gathers ahead across one iteration, in the carry of the loop, were
-# worse: XLA reuses the buffer of the carry, and so has to compute before it gathers.
+# Iterations that become one body. Each doubling doubles the time of compiling a scan, so it must
+# make the step shorter by some part. Gathers ahead across one iteration, in the carry of the loop,
+# were worse: XLA reuses the buffer of the carry, and so has to compute before it gathers.
 UNROLLS = (2, 4)
 LEAST_GAIN = 0.01
 
@@ -59,7 +59,7 @@ class Event(NamedTuple):
         start, seconds: from the start of the step.
         axis: the mesh axis that a collective runs along; -1 for compute.
         name: the collective, or the operators.
-        class_id: the node class that computes, or produces what is resharded.
+        class_id: the node class that computes, or that produces the resharded tensors.
     """
 
     start: float
@@ -74,16 +74,16 @@ class StepSchedule:
     """The schedule of a step.
 
     Attributes:
-        events: all that takes time, by start.
+        events: everything that takes time, by start.
         seconds: the makespan, which is the time of the step.
         compute: seconds of computation.
-        exposed_of: by tensor and mesh axis the seconds for which computation waits, of joined
-            collectives in proportion to their bytes.
-        critical_of: likewise the seconds on the critical path.
+        exposed_of: for each tensor and mesh axis the seconds for which computation waits; for
+            joined collectives in proportion to their bytes.
+        critical_of: likewise, the seconds on the critical path.
         held: the most bytes of collectives that are sent ahead or behind.
-        bucket_bytes: most bytes of joined collectives; 0 where none are.
+        bucket_bytes: the most bytes of joined collectives; 0 if none are joined.
         buckets: the collectives that are joined.
-        unrolled: by number of a scan of the step, how many iterations are one body.
+        unrolled: for each scan of the step, by number, the number of iterations in one body.
     """
 
     events: tuple[Event, ...]
@@ -127,12 +127,12 @@ def schedule_step(
     step = _Step(StepTasks(problem, decisions, reshards, kept))
     room = _free_memory(problem, live, memory_limit)
     best = step.scheduled(0, room)
-    # Longer buckets pay less latency and hide less: seconds fall, then rise, over their sizes.
+    # Longer buckets pay less latency and hide less: over their sizes, seconds fall and then rise.
     for nbytes in step.worth_trying():
         found = step.scheduled(nbytes, room)
         if found.loops.seconds < best.loops.seconds:
             best = found
-        elif best.bucket_bytes:  # larger ones leave less to hide under
+        elif best.bucket_bytes:  # larger buckets leave less to hide under
             break
     for most in UNROLLS if step.carries else ():
         unrolled = _unrolled(step, most, room)
@@ -146,7 +146,7 @@ def schedule_step(
 
 
 def _unrolled(step: _Step, most: int, room: FreeMemory) -> dict[int, int]:
-    """By scan the iterations that fit into a body, up to ``most``, and leave at most one behind."""
+    """For each scan the iterations of a body, up to ``most``, that leave over one at most."""
     unrolled = {}
     for number in step.carries:
         inside = [task for task in step.tasks if number in task.where]
@@ -154,7 +154,8 @@ def _unrolled(step: _Step, most: int, room: FreeMemory) -> dict[int, int]:
         left = room.between(min(places), max(places))
         held = sum(task.across for task in inside if task.where[-1] == number)
         length = step.graph.loops[number].length or 1
-        # At least two bodies: without a loop XLA keeps what the forward pass has gathered.
+        # At least two bodies, because without a loop XLA keeps everything the forward pass has
+        # gathered.
         for count in range(min(most, length // 2), 1, -1):
             if 0 < held * (count - 1) <= left and length % count <= 1:
                 unrolled[number] = count
@@ -175,13 +176,13 @@ def _free_memory(problem: Problem, live: np.ndarray, memory_limit: float | None)
 
 
 class _Schedule(NamedTuple):
-    """When the tasks of a step run, of which some are parts of buckets.
+    """The times of a step's tasks, some of which are parts of buckets.
 
     Attributes:
         step: the tasks.
-        joined: by number of its first task, the tasks of a bucket.
+        joined: the tasks of each bucket, by number of its first task.
         loops: the schedule.
-        bucket_bytes, unrolled: as of a ``StepSchedule``.
+        bucket_bytes, unrolled: as for ``StepSchedule``.
     """
 
     step: _Step
@@ -195,9 +196,9 @@ class _Step:
     """The tasks of a step as columns, and which collectives may be joined.
 
     Attributes:
-        joinable: numbers of collectives by kind, those of a kind in the order in which they are
-            sent: gathers as they are read, reductions as they are produced.
-        kind: of each of these.
+        joinable: numbers of collectives by kind, in the order in which they are sent: gathers as
+            they are read, reductions as they are produced.
+        kind: the kind of each of these.
     """
 
     def __init__(self, made: StepTasks):
@@ -216,13 +217,14 @@ class _Step:
         self.kind = np.repeat(np.arange(len(ordered)), [len(numbers) for numbers in ordered])
 
     def _kind(self, number: int) -> tuple | None:
-        """What collectives of a bucket share; ``None`` for a task that no bucket may hold."""
+        """The properties that a bucket's collectives share; ``None`` if none takes the task."""
         task = self.tasks[number]
         if task.axis < 0 or not (task.ahead or task.behind) or task.name not in JOINABLE:
             return None
-        # A bucket waits for the producers of all that it joins. Two of which one waits for a reader
-        # of the other would wait for themselves: so what waits for a collective, or for the
-        # optimizer, is joined only where nobody but the caller reads it.
+        # A bucket waits for the producers of everything that it joins. If one collective waited for
+        # a reader of another one in its bucket, the bucket would wait for itself. So a collective
+        # that waits for another one, or for the optimizer, is joined only if only the caller reads
+        # it.
         is_returned, sources = task.first > self.end, [self.tasks[b] for b in task.before]
         if any(s.axis >= 0 or (s.is_patient and not is_returned) for s in sources):
             return None
@@ -233,15 +235,15 @@ class _Step:
         return task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned
 
     def _turn(self, number: int) -> tuple[float, int]:
-        """Gathers in the order in which they are read, reductions in that of their producers."""
+        """The sort key: gathers by their readers, reductions by their producers."""
         task = self.tasks[number]
         if task.ahead:
             return task.order, number
         return max(self.tasks[b].order for b in task.before), number
 
     def worth_trying(self) -> Iterator[int]:
-        """Sizes of buckets that join some, and of those that join the same ones the smallest."""
-        # To join them takes a pass over the collectives, to schedule the step ten times as long.
+        """Sizes of buckets that join some collectives; of equal results only the smallest size."""
+        # Joining takes a pass over the collectives; scheduling the step takes ten times as long.
         last: Mapping[int, Sequence[int]] = {}
         for size in BUCKETS if self.problem.hardware.overlaps else ():
             joined = self.joined(size)
@@ -290,8 +292,8 @@ class _Step:
         return _Schedule(self, joined, loops, bucket_bytes, unrolled or {})
 
     def _join(self, columns: TaskColumns, first: int, bucket: Sequence[int]) -> None:
-        """Let the first task of a bucket be all of it."""
-        # The order is that of the earliest reader, for which all of the bucket has to be there.
+        """Let the first task of a bucket stand for all of it."""
+        # The order is that of the earliest reader, before which the whole bucket must have arrived.
         task, nbytes = self.tasks[first], int(self.nbytes[bucket].sum())
         network, rate = self.problem.network, self.problem.hardware.memory_bandwidth
         once = network.collective_seconds(task.name, task.axis, nbytes)
@@ -299,12 +301,12 @@ class _Step:
         columns.seconds[first] = task.repeats * (once + copies)
         columns.order[first] = columns.order[bucket].min()
         columns.first[first] = columns.first[bucket].max()
-        # Laid beside each other, and apart.
+        # Concatenated, and split again.
         for column in (columns.ahead, columns.behind):
             column[first] = nbytes * bool(column[first]) + column[bucket].sum()
 
 
-# Columns that differ for a bucket and its first task.
+# Columns in which a bucket differs from its first task.
 _OF_BUCKETS = ("seconds", "order", "first", "ahead", "behind")
 
 
@@ -350,7 +352,7 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
 def _by_tensor(
     schedule: _Schedule, seconds_of: Mapping[int, float]
 ) -> dict[tuple[int, int], float]:
-    """Seconds of collectives by tensor and mesh axis, of buckets in proportion to their bytes."""
+    """Seconds of collectives by tensor and mesh axis; buckets in proportion to their bytes."""
     tasks, joined = schedule.step.tasks, schedule.joined
     by_tensor: dict[tuple[int, int], float] = defaultdict(float)
     for number, seconds in seconds_of.items():
@@ -365,7 +367,8 @@ def _by_tensor(
 def _waits(loops: LoopSchedule) -> dict[int, float]:
     """Seconds for which computation waits, by the number of the collective that it waits for.
 
-    At the end of a body, and where it waits for others that wait, that is the last that ended.
+    At the end of a body, and if computation waits for a collective that itself waits, it is the
+    last one that ended.
     """
     waits: dict[int, float] = defaultdict(float)
     tasks = loops.tasks

@@ -1,5 +1,5 @@
 """The data that every other folder reads: the factor graph, placements, and JAX's primitives.
 
 In reading order: ``graph`` (tensors, operators, nodes), ``placements`` (how a tensor is distributed
-over a mesh), ``jaxprs`` (what becomes of JAX's primitives).
+over a mesh), ``jaxprs`` (the treatment of JAX's primitives).
 """

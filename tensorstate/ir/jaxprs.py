@@ -1,8 +1,8 @@
-"""What becomes of JAX's primitives in a graph: which are refused, are the identity, or are pins.
+"""The treatment of JAX's primitives in a graph: some are refused, identities, or pins.
 
 Primitives are known by name, and JAX adds and renames some with every version:
-``tests/tensorstate/rules/test_primitives.py`` prints the place of every one of the installed JAX.
-How calls and loops are read is in ``jaxcoll.jax_internals``.
+``tests/tensorstate/rules/test_primitives.py`` prints the treatment of every primitive of the
+installed JAX. Calls and loops are read in ``jaxcoll.jax_internals``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxcoll import jax_internals
 from tensorstate.errors import PlanError
 
-# ``vmap`` replaces the jaxprs of these primitives by other jaxprs.
+# ``vmap`` replaces the jaxprs of these primitives.
 CONTROL_FLOW = frozenset({"cond", "scan", "while"})
 # Primitives that change no value. Those that also ask for a sharding are pins: see ``pin_of``.
 _IDENTITIES = """
@@ -32,7 +33,7 @@ reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p 
 unreduced_pmin unreduced_psum unreduced_reduce_scatter
 """
 COLLECTIVES = frozenset(_COLLECTIVES.split())
-# Those that move data; the others say where a device is, or of what kind a value is.
+# Collectives that move data; the others state where a device is, or the kind of a value.
 COMMUNICATING = (
     COLLECTIVES - {"axis_index", "preduced"} - {name for name in COLLECTIVES if "_cast" in name}
 )
@@ -50,11 +51,13 @@ UNINITIALIZED = frozenset({"empty", "empty2"})
 # Functions outside of the program: whether they act along a dimension cannot be known.
 FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", "tpu_custom_call"})
 
+# Platforms of kernels, which Pallas compiles for; steps run on the platforms of devices.
+KERNEL_LANGUAGES = frozenset({"mosaic"})
 
 Axes = tuple[str, ...]
 
 PinSpec = tuple[Axes | None, ...]
-"""By dimension the mesh axes that shard it, major first; ``None`` if the compiler may choose."""
+"""The mesh axes that shard each dimension, major first; ``None`` if the compiler may choose."""
 
 
 def loop_of(eqn: Any) -> jax_internals.Loop:
@@ -82,16 +85,52 @@ def has_own_gradient(jaxpr: Any) -> bool:
     return False
 
 
+def trains(loop: jax_internals.Loop) -> bool:
+    """Whether the gradients in a scan's body are taken at numbers that the scan carries.
+
+    So it is where parameters change from step to step, and not where gradients are accumulated.
+    """
+    carried = loop.jaxpr.invars[loop.num_consts : loop.num_consts + loop.num_carry]
+    reached = {x for x in carried if jnp.issubdtype(x.aval.dtype, jnp.inexact)}
+    for eqn in loop.jaxpr.eqns:
+        variables = [x for x in eqn.invars if not isinstance(x, jax_internals.Literal)]
+        if reached.isdisjoint(variables):
+            continue
+        stack = str(jax_internals.name_stack_of(eqn))
+        is_forward = "jvp(" in stack and "transpose(" not in stack
+        if is_forward or any(map(has_own_gradient, jax_internals.inner_jaxprs(eqn))):
+            return True
+        reached.update(eqn.outvars)
+    return False
+
+
+def num_equations(eqn: Any) -> int:
+    """The number of equations of which an equation consists once its calls are inlined.
+
+    Scans count as if they were unrolled.
+    """
+    inside = sum(
+        num_equations(inner) for jaxpr in jax_internals.inner_jaxprs(eqn) for inner in jaxpr.eqns
+    )
+    repeats = loop_of(eqn).length if eqn.primitive.name == "scan" else 1
+    return repeats * inside or 1
+
+
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
 
-    Empty if only one branch may run: a ``cond`` on the platform, where the other branches may not
-    exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
+    A ``cond`` between devices and the inside of kernels, as of ``jnp.diagonal``, has one branch: a
+    step runs on devices. Empty if only one branch may run: any other ``cond`` on the platform,
+    where the other branches may not exist, or a ``cond`` with a ``while_loop`` in a branch, which
+    might not end when not chosen.
     """
     branches = [jax_internals.parts_of(branch) for branch in eqn.params["branches"]]
+    platforms = eqn.params.get("branches_platforms")
+    if platforms and all(each is None or KERNEL_LANGUAGES.issuperset(each) for each in platforms):
+        return [branches[platforms.index(None)]]
     inside = (inner for jaxpr, _ in branches for inner in jaxpr.eqns)
     loops = (jax_internals.first_inside(inner, {"while"}) for inner in inside)
-    if eqn.params.get("branches_platforms") or any(loop is not None for loop in loops):
+    if platforms or any(loop is not None for loop in loops):
         return []
     return branches
 
@@ -130,14 +169,14 @@ _ASKING = ("out_sharding", "sharding")
 
 
 def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
-    """The sharding that an equation asks for, of the one array that it takes or returns.
+    """The sharding that an equation asks for, for the one array that it takes or returns.
 
     ``with_sharding_constraint`` and ``reshard`` change nothing else. Under Explicit axes the
-    transpose of a ``reshard`` restores the sharding that its operand had before, which nobody asked
-    for; but its own operand, a gradient, has the sharding that was asked for the value.
+    transpose of a ``reshard`` restores the sharding that its operand had before, which was not
+    asked for. But its own operand, a gradient, has the sharding that was asked for the value.
 
     Args:
-        transposed: whether the equation is of the backward pass.
+        transposed: whether the equation belongs to the backward pass.
     """
     name, params = eqn.primitive.name, eqn.params
     if name not in ("sharding_constraint", "reshard") or not eqn.outvars[0].aval.ndim:
@@ -146,17 +185,17 @@ def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
         free = params["unconstrained_dims"]
         spec = _spec(params["sharding"], eqn.outvars[0].aval.ndim)
         return spec and tuple(None if d in free else axes for d, axes in enumerate(spec))
-    # ``reshard(x, P("data"))`` of an x that is sharded along "model": its transpose is a reshard of
-    # the gradient from "data" back to "model". The pin is "data", as of the value.
+    # Example: ``reshard(x, P("data"))`` for an x that is sharded along "model". Its transpose
+    # reshards the gradient from "data" back to "model"; the pin is "data", as for the value.
     asking = eqn.invars[0].aval.sharding if transposed else params["dst_sharding"]
     if AxisType.Explicit not in asking.mesh.axis_types:  # ``auto_axes``, in which JAX indexes
         return None
-    rest = None if AxisType.Auto in asking.mesh.axis_types else ()  # the compiler's to choose
+    rest = None if AxisType.Auto in asking.mesh.axis_types else ()  # free for the compiler
     return tuple(axes or rest for axes in _spec(asking, eqn.outvars[0].aval.ndim) or ())
 
 
 def asked_of(eqn: Any) -> PinSpec | None:
-    """The sharding that a computation asks of its result: ``out_sharding=`` of Explicit axes."""
+    """The sharding that a computation asks for its result: ``out_sharding=`` of Explicit axes."""
     asked = [eqn.params[name] for name in _ASKING if eqn.params.get(name) is not None]
     if not asked or not eqn.outvars[0].aval.ndim or eqn.primitive.name in IDENTITY_PRIMITIVES:
         return None
@@ -169,7 +208,7 @@ def typed(variable: Any) -> PinSpec:
 
 
 def unasked(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without shardings, which mean nothing where a device runs its own shard."""
+    """Parameters without shardings, which have no meaning when a device runs its own shard."""
     if any(params.get(name) is not None for name in _ASKING):
         return {**params, **{name: None for name in _ASKING if name in params}}
     return params
@@ -212,8 +251,8 @@ def _refused_pin(eqn: Any) -> str | None:
 
 # ---------------------------------------------------------------------- equations
 
-# Of flat programs only: these are never bound. "fill" makes a repeated scalar an array of its own,
-# where a loop changes it.
+# Only for flat programs: these are never bound. "fill" turns a repeated scalar into an array, for a
+# loop that changes it.
 _BOUNDARY = {
     name: jax_internals.Primitive(name)
     for name in (
@@ -224,7 +263,7 @@ _BOUNDARY = {
 
 
 def pinning(spec: PinSpec) -> jax_internals.Equation:
-    """The identity on an array whose sharding is asked for."""
+    """The identity on an array whose sharding is requested."""
     return jax_internals.SHARDING_CONSTRAINT, {"spec": spec}
 
 

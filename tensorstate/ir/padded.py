@@ -1,7 +1,7 @@
-"""Arrays whose dimensions are longer on the devices than in the step, so that axes divide them.
+"""Arrays with longer dimensions on the devices than in the step, so that mesh axes divide them.
 
-The rows that are added come last, and are zero in arguments. With several factors in one dimension,
-each of them has its own added rows.
+Added rows come last, and are zero in arguments. If a dimension has several factors, each of them
+has its own added rows.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# The largest part that is added to a dimension where nothing else is asked. GPT-2's vocabulary of
-# 50,257 becomes 50,264 on 8 devices, 7 rows more; 3 heads on 2 devices stay 3, for with a fourth
-# every product with them would take a third more.
+# The largest share that is added to a dimension by default. GPT-2's vocabulary of 50,257 becomes
+# 50,264 on 8 devices, 7 rows more; 3 heads on 2 devices stay 3, because with a fourth head every
+# product with them would take a third longer.
 MOST_PADDING = 1 / 8
 
 
 def longer_sizes(
     sizes: Iterable[int], axes: Sequence[int], most: float = MOST_PADDING
 ) -> dict[int, int]:
-    """Of sizes those that mesh axes do not divide, with the larger ones that they do.
+    """The sizes that mesh axes do not divide, with larger sizes that they do.
 
     A size is rounded up to a multiple of as many devices as possible.
 
     Args:
         axes: sizes of the mesh axes.
-        most: the largest part that may be added.
+        most: the largest share that may be added.
     """
     products = {math.prod(s) for r in range(len(axes)) for s in itertools.combinations(axes, r + 1)}
     chosen = {}
@@ -41,11 +41,11 @@ def longer_sizes(
 
 
 class PaddedArray(NamedTuple):
-    """An argument or a result of the step, as traced and as it is on the devices.
+    """An argument or a result of the step, as traced and on the devices.
 
     Attributes:
         name: its path.
-        sizes: for every dimension the factors as traced whose product it is, major first.
+        sizes: for every dimension the traced factors whose product it is, major first.
         padded: the same factors on the devices.
     """
 
@@ -55,7 +55,7 @@ class PaddedArray(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as traced."""
+        """The traced shape."""
         return tuple(map(math.prod, self.sizes))
 
     @property
@@ -65,14 +65,14 @@ class PaddedArray(NamedTuple):
 
     def pad(self, x: Any, xp: Any = np) -> Any:
         """The array with zeros in its added rows, by ``numpy`` or ``jax.numpy``."""
-        # Factor by factor: rows of 3 heads of 5 that become 4 heads of 5 get 5 zeros behind the 15,
-        # but 3 heads of 5 that become 3 heads of 6 get one behind each head.
+        # Factor by factor: if 3 heads of 5 become 4 heads of 5, 5 zeros follow the 15 rows; if they
+        # become 3 heads of 6, one zero follows each head.
         flat, wider = self._flat()
         x = xp.pad(xp.reshape(x, flat), [(0, m - n) for n, m in zip(flat, wider, strict=True)])
         return xp.reshape(x, self.padded_shape)
 
     def unpad(self, x: Any) -> Any:
-        """The array as traced, without its added rows."""
+        """The traced array, without its added rows."""
         flat, wider = self._flat()
         return x.reshape(wider)[tuple(slice(n) for n in flat)].reshape(self.shape)
 
@@ -84,10 +84,10 @@ class Padding(NamedTuple):
     """The dimensions of a step that are padded.
 
     Attributes:
-        sizes: maps sizes of factors, as traced, to their sizes on the devices.
-        factors: by number (in ``Graph.factors``), the sizes as traced of those that are padded.
+        sizes: maps traced sizes of factors to their sizes on the devices.
+        factors: for each padded factor, by number in ``Graph.factors``, its traced size.
         inputs, outputs: by number of the leaf, the arguments and results that have such factors.
-        refused: the line and the reason, by size, where a factor could not be padded.
+        refused: for each size of a factor that could not be padded, the line and the reason.
     """
 
     sizes: Mapping[int, int]

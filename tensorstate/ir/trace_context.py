@@ -1,8 +1,8 @@
-"""Where a step was traced: what JAX's types of its arrays depend on, beside the step.
+"""The context of a trace, on which JAX's types of arrays depend in addition to the step.
 
-Under Explicit axes arrays have shardings by type, from those of the arguments, and shardings that a
-step asks for need ``jax.set_mesh``. Traced elsewhere the same step has other pins. So a plan keeps
-where it was traced, and its step is traced there again, wherever it is given.
+Under Explicit axes arrays have shardings in their types, derived from the arguments, and shardings
+that a step asks for need ``jax.set_mesh``. Traced in another context, the same step has other pins.
+So a plan keeps its context, and its step is always traced in this context again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class TraceContext:
     """The mesh and the types of the arguments.
 
     Attributes:
-        mesh: that of ``jax.set_mesh``, or else of the arguments; empty without any.
-        is_set: whether it is that of ``jax.set_mesh``.
-        types: sharding of every leaf of the arguments by type, ``None`` where it has none.
+        mesh: the mesh of ``jax.set_mesh``, or else that of the arguments; empty if there is none.
+        is_set: whether it is the mesh of ``jax.set_mesh``.
+        types: for every leaf of the arguments its sharding in its type, ``None`` if it has none.
     """
 
     mesh: AbstractMesh
@@ -32,18 +32,18 @@ class TraceContext:
 
     @classmethod
     def here(cls, args: Any) -> TraceContext:
-        """The context that the caller is in, with arguments as ``jax.ShapeDtypeStruct``."""
+        """The caller's context, with arguments as ``jax.ShapeDtypeStruct``."""
         shardings = [leaf.sharding for leaf in jax.tree.leaves(args)]
         types = tuple(None if sharding is None else sharding.spec for sharding in shardings)
         mesh: Any = jax.sharding.get_abstract_mesh()
         if not mesh.empty:
             return cls(mesh, True, types)
-        # Without ``set_mesh`` arguments of Explicit axes still bring their mesh, concrete or not.
+        # Without ``set_mesh``, arguments of Explicit axes still bring their mesh, concrete or not.
         given = (getattr(s.mesh, "abstract_mesh", s.mesh) for s in shardings if s is not None)
         return cls(next(given, mesh), False, types)
 
     def typed(self, args: Any) -> Any:
-        """Arguments with these types, whatever theirs are; other arguments without any."""
+        """Arguments with these types, whatever theirs are; other arguments without a sharding."""
         leaves, tree = jax.tree.flatten(args)
         types = self.types if len(self.types) == len(leaves) else (None,) * len(leaves)
         pairs = zip(leaves, types, strict=True)
@@ -62,19 +62,19 @@ class TraceContext:
 
     @property
     def mesh_here(self) -> AbstractMesh:
-        """The mesh; that of the caller's ``jax.set_mesh`` if it is the same on other devices.
+        """The mesh; the one of the caller's ``jax.set_mesh`` if it is the same on other devices.
 
-        For JAX abstract meshes of other kinds of devices differ, so that a sharding of the user's
-        own mesh does not fit one that comes from a file.
+        For JAX, abstract meshes of different kinds of devices differ, so a sharding of the user's
+        own mesh does not fit a mesh from a file.
         """
         here: Any = jax.sharding.get_abstract_mesh()
         return here if _axes(here) == _axes(self.mesh) else self.mesh
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Trace where the step was traced."""
-        # The empty mesh is entered too: a step that was planned outside of any mesh may be traced
-        # again where its user has called ``set_mesh`` since, and would have other types there.
+        """Trace in the context in which the step was traced."""
+        # The empty mesh is entered, too: a step that was planned outside of any mesh may be traced
+        # again after its user has called ``set_mesh``, and would have other types there.
         mesh = self.mesh_here if self.is_set else AbstractMesh((), ())
         if mesh == jax.sharding.get_abstract_mesh():
             yield
@@ -84,7 +84,7 @@ class TraceContext:
 
 
 OUTSIDE = TraceContext(AbstractMesh((), ()), False, ())
-"""Outside of any mesh, with arguments of no sharding by type."""
+"""The context outside of any mesh, with arguments without shardings in their types."""
 
 
 def _axes(mesh: AbstractMesh) -> tuple[tuple[str, int, AxisType], ...]:

@@ -1,8 +1,8 @@
-"""Trees of arguments and results, equal where their leaves have equal paths.
+"""Trees of arguments and results, which are equal if their leaves have equal paths.
 
-A state that a function makes, as Flax's ``TrainState`` or an ``nnx.Optimizer``, carries functions
-of its optimizer in its structure, and each call makes new ones: JAX takes two such states for
-trees of different structures, though every leaf of one has its like in the other.
+The structure of a state that a function creates, such as Flax's ``TrainState`` or an
+``nnx.Optimizer``, contains functions of its optimizer, and each call creates new ones. JAX
+considers two such states to have different structures, although their leaves correspond.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tensorstate.errors import PlanError
 
 
 def path_name(path: Any) -> str:
-    """The path of a leaf in a tree, its parts joined by slashes."""
+    """The path of a leaf in a tree, with parts joined by slashes."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def first_difference(given: Any, wanted: Any) -> str | None:
-    """The first leaf that only one of two trees has, in words; ``None`` where there is none."""
+    """The first leaf that only one of two trees has, in words; ``None`` if there is none."""
     if jax.tree.structure(given) == jax.tree.structure(wanted):
         return None
     ours, theirs = _paths(given), _paths(wanted)
@@ -47,11 +47,11 @@ def as_planned(given: Any, wanted: Any, what: str) -> Any:
     """A tree with the leaves of the given one, in the structure of another.
 
     Args:
-        wanted: a tree of that structure.
-        what: of the tree, for a refusal.
+        wanted: a tree with that structure.
+        what: the name of the tree in a refusal.
 
     Raises:
-        PlanError: naming the first leaf that only one of them has.
+        PlanError: only one of the trees has some leaf; the error names the first one.
     """
     leaves, structure = jax.tree.flatten(given)
     planned = jax.tree.structure(wanted)
@@ -81,7 +81,7 @@ def _other_node(given: Any, wanted: Any, leaf: int = 0) -> tuple[str | None, int
 
 
 def _same(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether what a tree says beside its leaves is equal, functions by their names alone."""
+    """Whether everything except the leaves is equal; functions are compared by name."""
     if a is b or (id(a), id(b)) in seen:
         return True
     if type(a) is not type(b):

@@ -1,4 +1,4 @@
-"""How tensors that the backward pass reads are kept until it does.
+"""The ways to keep tensors of the forward pass until the backward pass reads them.
 
-``base`` says what a keeping is, a file for each of them follows, and ``table`` lists them all.
+``base`` defines a keeping, each other file defines one keeping, and ``table`` lists them all.
 """

@@ -9,9 +9,10 @@ from tensorstate.keeping.base import Holds, Keeping, Lived, Reads, Span
 
 
 def _may_keep(graph: Graph, index: int) -> bool:
-    """In a body, where a loop mirrors it.
+    """Whether an operator may be recomputed; in a body, only if a loop mirrors it.
 
-    What passes into a body or out of it is handed over once, but for the rows of an operand.
+    Values that pass into a body or out of it are passed only once, except for the rows of an
+    operand.
     """
     operator = graph.operators[index]
     if not operator.loops:
@@ -31,7 +32,7 @@ def _lived(reads: Reads) -> Iterator[Lived]:
     if not later:
         return
     yield "made", min(later) - 1, max(later), 1
-    if reads.rerun:  # for an operator that reruns itself, before all others read it
+    if reads.rerun:  # for an operator that itself reruns, before all other readers
         yield "early", min(reads.rerun) - 1, min(later) - 1, 1
 
 

@@ -1,4 +1,4 @@
-"""Saved: a copy stays in the memory of the device, as it is."""
+"""Saved: a copy stays unchanged in the memory of the device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from tensorstate.keeping.base import Holds, Keeping, Lived, Reads, Span
 
 
 def _lived(reads: Reads) -> Iterator[Lived]:
-    """From its making to its last read."""
+    """From its production to its last read."""
     if reads.is_fused:
-        # As it is produced its readers compute it again from its operands, for nothing. A copy in
-        # other placements is stored, and one that a reader takes from memory when it reruns.
+        # In the produced placements, its readers compute it again from its operands, at no cost. A
+        # copy is stored if it has other placements, or if a reader takes it from memory when it
+        # reruns.
         yield from reads.between_passes("apart", reads.later if reads.is_needed else ())
         yield from reads.between_passes("for rerun", reads.rerun)
         return

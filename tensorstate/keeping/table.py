@@ -1,20 +1,22 @@
-"""All keepings, and which node is kept how."""
+"""All keepings, and the keeping of each node."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.hardware import Hardware
 from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.offloaded import OFFLOADED
 from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED
 
-# How everything is kept about which nothing is decided: what needs no option comes first.
+# The keeping where nothing is decided: those that need no option come first.
 DEFAULT = SAVED
-KEEPINGS = (DEFAULT, RECOMPUTED)
+KEEPINGS = (DEFAULT, RECOMPUTED, OFFLOADED)
 
 
 def optional() -> tuple[Keeping, ...]:
@@ -23,24 +25,35 @@ def optional() -> tuple[Keeping, ...]:
 
 
 def allowed(**options: object) -> tuple[Keeping, ...]:
-    """The keepings that some options allow, the default among them.
+    """The keepings that some options allow, including the default.
 
     Raises:
-        PlanError: an option that is neither True nor False.
+        PlanError: an option is neither True nor False.
     """
     for name, value in options.items():
         checks.flag(value, name, PlanError)
     return (DEFAULT, *(keeping for keeping in optional() if options.get(keeping.option)))
 
 
+def check_priced(keepings: Iterable[Keeping], hardware: Hardware) -> None:
+    """Refuse keepings that hardware does not price.
+
+    Raises:
+        PlanError: naming the option, the missing rate, and how to give it.
+    """
+    for keeping in keepings:
+        if missing := keeping.lacks(hardware):
+            raise PlanError(f"{keeping.option}=True needs {missing}")
+
+
 def counted(kept: Kept) -> str:
-    """How many nodes are kept in which way: "3 recomputed"."""
+    """The number of nodes for each keeping: "3 recomputed"."""
     return ", ".join(f"{len(kept.nodes(keeping))} {keeping}" for keeping in optional())
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """How nodes are kept: those that are named, and all others by default."""
+    """The keepings of nodes: those that are named, and the default for all others."""
 
     named: Mapping[int, Keeping] = dataclasses.field(default_factory=dict)
 

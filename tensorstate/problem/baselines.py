@@ -4,19 +4,20 @@ A baseline fixes some placements and leaves the others to the search, which find
 the baseline. So a search without restrictions is never worse than a baseline.
 
 - ``ddp``: parameters and optimizer state replicated, the batch sharded.
-- ``zero1``, ``zero2``: optimizer state sharded. The two coincide if a step has one backward pass,
-  since gradients are then reduced directly to the optimizer's shards (Rajbhandari et al., 2020).
-- ``fsdp`` (ZeRO-3): parameters sharded too; gathered copies are not saved.
+- ``zero1``, ``zero2``: optimizer state sharded. The two are the same if a step has one backward
+  pass, since gradients are then reduced directly to the optimizer's shards (Rajbhandari et al.,
+  2020).
+- ``fsdp`` (ZeRO-3): parameters sharded, too; gathered copies are not saved.
 
-  A layer's parameters are gathered alone, also where a scan stacks those of all layers. Under mixed
-  precision a shard is cast before it is gathered, and a gradient is reduced before it is cast back:
-  both send the dtype in which the model computes, as PyTorch's FSDP2 does with
-  ``param_dtype=bfloat16`` and its default ``reduce_dtype``. ``ddp``, ``zero1`` and ``zero2`` reduce
-  gradients in that dtype too; what these gather after the optimizer has the dtype of parameters.
+  A layer's parameters are gathered separately, even if a scan stacks those of all layers. Under
+  mixed precision a shard is cast before it is gathered, and a gradient is reduced before it is cast
+  back. Both are sent in the dtype in which the model computes, as in PyTorch's FSDP2 with
+  ``param_dtype=bfloat16`` and its default ``reduce_dtype``. ``ddp``, ``zero1`` and ``zero2`` also
+  reduce gradients in that dtype; gathers after the optimizer have the dtype of parameters.
 
-  Parameters that the step does not update, as LoRA's base model, are sharded or replicated like the
-  others; they have no gradients to reduce.
-- ``megatron``: weights sharded, the batch and the residual stream not (Shoeybi et al., 2019).
+  Parameters that the step does not update, such as LoRA's base model, are sharded or replicated
+  like the others; they have no gradients to reduce.
+- ``megatron``: weights sharded, but not the batch and the residual stream (Shoeybi et al., 2019).
 - ``megatron-sp``: as ``megatron``; elementwise operators may also be sharded along the sequence
   (Korthikanti et al., 2022).
 """
@@ -29,9 +30,9 @@ from collections.abc import Mapping, Sequence
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Role
-from tensorstate.ir.placements import REPLICATED
+from tensorstate.ir.placements import REPLICATED, RingStrategy
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
@@ -57,7 +58,8 @@ class Baselines:
     def batch(self) -> frozenset[int]:
         """Factors of the first position of the batch's tensors.
 
-        Not those that ring attention shards: of a batch of one example, the first is the sequence.
+        Factors that ring attention shards are left out: for a batch of one example, the first
+        factor is the sequence.
         """
         return frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
 
@@ -65,9 +67,9 @@ class Baselines:
     def sequence(self) -> frozenset[int]:
         """Factors of the second position of the batch's matrices, such as tokens.
 
-        Those of the places of an attention too: of queries and keys that ring attention shards, or
-        of scores, which have one factor twice. Not features, which weights have too: of an input
-        [examples, features] a product with weights sums over them.
+        They include the factors of an attention's places: of queries and keys that ring attention
+        shards, or of scores, which have one factor twice. They do not include features, which
+        weights have, too: for an input [examples, features] a product with weights sums over them.
         """
         factors = {dims[1] for dims in self._inputs() if len(dims) == 2} | self._ring_places
         for operator in self.graph.operators:
@@ -95,7 +97,11 @@ class Baselines:
     @functools.cached_property
     def _ring_places(self) -> frozenset[int]:
         """Factors of the queries that ring attention shards."""
-        queries = [(o.operands[0], o.ring.queries) for o in self.graph.operators if o.ring]
+        queries = [
+            (o.operands[0], o.pairing.queries)
+            for o in self.graph.operators
+            if isinstance(o.pairing, RingStrategy)
+        ]
         return frozenset(
             self.graph.tensors[use.tensor].dims[use.labels.index(label)] for use, label in queries
         )
@@ -106,7 +112,7 @@ class Baselines:
 
     @functools.cached_property
     def residual_stream_factors(self) -> frozenset[int]:
-        """Factors of the rows that are gathered from parameters: an embedding's width."""
+        """Factors of the rows that are gathered from parameters, such as an embedding's width."""
         factors: set[int] = set()
         for operator in self.graph.operators:
             if operator.kind == "gather" and operator.phase == "forward":
@@ -137,8 +143,11 @@ class Baselines:
                     dims = self.graph.tensors[use.tensor].dims
                     for factor, label in zip(dims, use.labels, strict=True):
                         factor_of[member.labels[label]] = factor
-            if (ring := self.problem.strategies[class_id].ring) is not None:
-                factor_of[ring.label] = factor_of[ring.queries]
+            pairing = self.problem.strategies[class_id].pairing
+            if pairing is not None:
+                # Queries of a ring; of an exchange the experts, whose devices compute.
+                of_work = pairing.queries if isinstance(pairing, RingStrategy) else pairing.owners
+                factor_of[pairing.label] = factor_of[of_work]
             by_class.append(tuple(factor_of))
         return tuple(by_class)
 
@@ -148,13 +157,14 @@ class Baselines:
 
         A scan over layers cuts its stacked parameters, and stacks their gradients.
         """
-        # From the results back, since what is cast or cut after a gradient is one, too. FSDP shards
-        # both: casts before they are gathered, and gradients once they are reduced.
+        # Backwards from the results, since the result of casting or cutting a gradient is a
+        # gradient, too. FSDP shards both: casts before they are gathered, and gradients once they
+        # are reduced.
         graph, gradients = self.graph, set[int]()
         for operator in reversed(graph.operators):
             results = {use.tensor for use in operator.results}
             is_read = all(t in gradients or graph.tensors[t].role == "gradient" for t in results)
-            if operator.primitive in COPIES and operator.phase == "backward" and is_read:
+            if operator.primitive in COPIES and is_read:
                 gradients.update(results, (use.tensor for use in operator.operands))
         found: dict[int, Role] = {}
         for class_id in range(len(graph.node_classes)):
@@ -165,7 +175,7 @@ class Baselines:
             result = operators[-1].results[0].tensor
             if is_parameter(graph, result):
                 found[class_id] = "parameter"
-            elif operators[-1].phase == "backward" and result in gradients:
+            elif result in gradients:
                 found[class_id] = "gradient"
         return found
 
@@ -180,7 +190,8 @@ class Baselines:
         chosen = [names[axis] for axis in self.problem.mesh.names]
         by_class = []
         for class_id, strategies in enumerate(self.problem.strategies):
-            # On the axis of pipeline stages a scan is placed as they ask, in any baseline.
+            # On the axis of pipeline stages, scans have the placements that stages need, in any
+            # baseline.
             staged = None if strategies.fixed is None else strategies.fixed[0]
             candidates = [
                 strategy
@@ -204,10 +215,10 @@ class Baselines:
     def among(
         self, name: str, candidates: Sequence[Sequence[Strategy]]
     ) -> list[list[Strategy]] | None:
-        """Of the candidates those that a named strategy allows; ``None`` if a class has none.
+        """The candidates that a named strategy allows; ``None`` if a class has none.
 
         Args:
-            name: as ``baseline_by_axis`` takes it.
+            name: in the form of ``baseline_by_axis``.
             candidates: the strategies to choose from, by class.
         """
         allowed = self.strategies(baseline_by_axis(self.problem, name))
@@ -223,9 +234,9 @@ class Baselines:
         if node.tensor is None:
             if class_id in self.copies:
                 return name == "fsdp" and placement >= 0
-            if name == "megatron-sp" and node.kind == "loop":  # no gathered rows are stacked
+            if name == "megatron-sp" and node.kind == "loop":  # gathered rows are not stacked
                 return placement >= 0
-            if name in DATA and node.phase != "optimizer":
+            if name in DATA and not self._is_optimizers(class_id):
                 return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
         sharded = {
@@ -238,10 +249,17 @@ class Baselines:
         roles = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
         return placement >= 0 and role in roles
 
+    def _is_optimizers(self, class_id: int) -> bool:
+        """Whether operators are of the optimizer; a loop over whole steps has it in its body."""
+        node, graph = self.problem.node(class_id), self.graph
+        results = (use for m in node.members for use in graph.operators[m.operator].results)
+        roles = {graph.tensors[use.tensor].role for use in results}
+        return node.phase == "optimizer" or "optimizer" in roles
+
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
         node = self.problem.node(class_id)
-        # ``_is_sharded`` has the requirements of a class; these are the other placements allowed.
+        # ``_is_sharded`` defines the required placements of a class; these are other allowed ones.
         if placement == REPLICATED:
             return True
         factor = self.label_factors[class_id][placement] if placement >= 0 else None
@@ -255,16 +273,16 @@ class Baselines:
                 return factor not in self.batch | self.residual_stream_factors | self.sequence
             replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
             return role not in replicated_roles.get(name, ("parameter",))
-        if node.phase == "optimizer":
+        if self._is_optimizers(class_id):
             return name != "ddp"
-        if placement < REPLICATED:  # operators on partial sums are how sums wait to be reduced
+        if placement < REPLICATED:  # by operators on partial sums, sums wait to be reduced
             return True
         if name in DATA:
             copied = self.copies.get(class_id)
             sharded = {"parameter": ("fsdp",), "gradient": ("fsdp", "zero1", "zero2")}
             return name in sharded.get(copied or "", ()) or factor in self.batch
-        # Megatron shards heads and the hidden width of a layer: neither the batch, nor the width in
-        # which layers add up their results, nor the sequence.
+        # Megatron shards heads and the hidden width of a layer, but neither the batch, nor the
+        # width in which layers add up their results, nor the sequence.
         if factor in self.batch | self.residual_stream_factors:
             return False
         if factor in self.sequence:
@@ -290,7 +308,8 @@ def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
     applies to the last axis, with ``ddp`` on the others. ``"fsdp + megatron"`` joins one of each.
 
     Raises:
-        PlanError: an unknown name, or two data-parallel or two tensor-parallel baselines.
+        PlanError: a name is unknown, or there are two data-parallel or two tensor-parallel
+            baselines.
     """
     parts = [part.strip() for part in checks.text(name, "a baseline", PlanError).split("+")]
     unknown = [part for part in parts if part not in BASELINES]

@@ -1,4 +1,4 @@
-"""Which tensors of streamed bodies have a part of the batch, and which are sums over it."""
+"""The tensors of streamed bodies that have a part of the batch, and those that are sums over it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tensorstate.problem.microbatching import BatchTracker, batch_names, leaves_
 class BodySplit:
     """Finds the tensors of bodies that are split along the batch, and the sums over it.
 
-    A carry without the batch that a sum over the batch is added to is such a sum itself. It is
-    found by trial: where a carry enters as the same for all microbatches and leaves as a sum.
+    If a sum over the batch is added to a carry without the batch, the carry is itself such a sum.
+    This is found by trial: such a carry enters with the same value for all microbatches and leaves
+    as a sum.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class BodySplit:
         }
 
     def run(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """Placements of tensors along the microbatches, and the batch's label by operator.
+        """Placements of tensors along the microbatches, and the batch's label for each operator.
 
         Raises:
-            PlanError: naming the operator that needs the full batch.
+            PlanError: an operator needs the full batch; the error names it.
         """
         tracker, sums = with_sums(self._tracked, self.carries.items())
         self._check(tracker, sums)
-        # Outside of the bodies the batch is whole: there it is sharded as the search decides.
+        # Outside of the bodies the batch is whole, and sharded there as the search decides.
         inside = {use.tensor for o in self.inside for use in o.results}
         inside -= {use.tensor for o in self.inside if self._is_whole(o) for use in o.results}
         placements = tuple(
@@ -48,15 +49,15 @@ class BodySplit:
         return placements, tuple(tracker.labels)
 
     def _is_whole(self, operator: Operator) -> bool:
-        """Whether the result of an operator is of the whole batch, after all microbatches."""
+        """Whether an operator's result belongs to the whole batch, after all microbatches."""
         is_streamed = operator.primitive == "carry_out" and operator.phase == "forward"
         return leaves_scan(operator) and not (is_streamed and self.between is not None)
 
     def _tracked(self, sums: set[int]) -> BatchTracker:
-        """The bodies, where these carries are sums."""
+        """The bodies, given that these carries are sums."""
         tracker = BatchTracker(self.graph, self.factor)
-        # What exists between the scans is of the whole batch, and cut where a body reads it: so the
-        # batch is known at every entrance before the bodies are followed.
+        # Tensors between the scans have the whole batch, which is cut where a body reads them. So
+        # the batch is known at every entrance before the bodies are followed.
         for tensor in self.graph.tensors:
             if tensor.dims.count(self.factor) == 1 and not self.graph.loops_around(tensor.index):
                 tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
@@ -72,16 +73,16 @@ class BodySplit:
         return tracker
 
     def _check(self, tracker: BatchTracker, sums: set[int]) -> None:
-        """Refuse what microbatches cannot run through.
+        """Refuse bodies that microbatches cannot run through.
 
         Raises:
-            PlanError: naming the operator.
+            PlanError: an operator is not possible; the error names it.
         """
         for operator in self.inside:
             results = [tracker.batch_placements[use.tensor] for use in operator.results]
             if tracker.stages[operator.index] == "after" or any(p < SUM for p in results):
                 tracker.refuse(operator, "it combines a sum over all examples with other values")
-            # Stacks accumulate over microbatches by additions, and have no maxima.
+            # Stacks accumulate over microbatches by additions, which do not exist for maxima.
             if leaves_scan(operator) and operator.primitive == "scan_stack":
                 read = tracker.batch_placements[operator.operands[0].tensor]
                 if read < SUM:
@@ -94,8 +95,8 @@ class BodySplit:
             result = self.graph.tensors[operator.results[0].tensor]
             returned = any(out.view.tensor == result.index for out in self.graph.outputs)
             is_number = jnp.issubdtype(result.dtype, jnp.number)
-            # The last stage has the carry and all others zeros, of which the sum is the carry: of
-            # keys and booleans there is none.
+            # The last stage has the carry and all others have zeros, whose sum is the carry; keys
+            # and booleans have no sum.
             if leaves_scan(operator) and not is_number and (result.consumers or returned):
                 raise PlanError(
                     f"the scan over layers ({operator.source}) carries an array of {result.dtype} "
@@ -112,7 +113,7 @@ class BodySplit:
 
 
 def without_batch(graph: Graph, factor: int, loops: frozenset[int]) -> PlanError:
-    """The error of scans without a carry that has the batch."""
+    """The error for scans that have no carry with the batch."""
     names = ", ".join(batch_names(graph, factor)[:3])
     return PlanError(
         f"the scan over layers ({graph.loops[min(loops)].source}) carries no array with the batch "

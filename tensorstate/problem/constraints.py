@@ -1,6 +1,6 @@
 """The user's constraints: pinned placements of inputs, and mesh axes that must not shard them.
 
-Shardings that the step itself asks for are constraints too.
+Shardings that the step itself asks for are constraints, too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.problem.untying import Spec, by_input, named
 
-# A label that no operator has: a sharding that no strategy gives.
+# A label that no operator has, for a sharding that no strategy gives.
 NO_LABEL = 2**30
 
 
@@ -28,22 +28,22 @@ def apply_constraints(
     pin: Mapping[str, Spec],
     forbid: Mapping[str, str | Sequence[str]],
 ) -> tuple[tuple[Strategy, ...], ...]:
-    """The strategies that satisfy the constraints, those that the step itself asks for included.
+    """The strategies that satisfy the constraints, including those of the step itself.
 
     Args:
         problem: a training step on a mesh.
         strategies: for every class the candidate strategies.
         pin: partition specs by patterns of input names. ``*`` matches one part of a name between
-            slashes, ``**`` any number of parts; a name without stars goes before them.
+            slashes, ``**`` any number of parts; a name without stars takes precedence over them.
         forbid: by patterns, the mesh axes that must not shard these inputs.
 
     Raises:
-        PlanError: a pattern that matches no input; inputs of a class that are asked for different
-            things (see ``untying``); pins that contradict each other; unknown axes or dimensions;
-            sizes that do not divide evenly.
+        PlanError: a pattern matches no input; inputs of one class have different constraints (see
+            ``untying``); pins contradict each other; axes or dimensions are unknown; or sizes do
+            not divide evenly.
     """
-    # Classes, not inputs, have strategies: equal layers are pinned together (``_matched``). So pins
-    # only take strategies away, and the search stays the same.
+    # Strategies belong to classes, not to inputs, and equal layers are pinned together
+    # (``_matched``). So pins only remove strategies, and the search stays the same.
     remaining = [
         _pinned_by_step(problem, class_id, tuple(of_class))
         for class_id, of_class in enumerate(strategies)
@@ -71,17 +71,17 @@ def apply_constraints(
 def _pin(
     problem: Problem, remaining: list[tuple[Strategy, ...]], pin: Mapping[str, Spec]
 ) -> dict[str, tuple[str, Placements]]:
-    """Leave to every class of pinned inputs the strategy that its pins ask for.
+    """Leave to every class of pinned inputs only the strategy that its pins ask for.
 
     Returns:
-        By input the first pattern that pins it, and its placements.
+        For each input the first pattern that pins it, and its placements.
     """
     by_name: dict[str, tuple[str, Placements]] = {}
     for index, pins in by_input(problem.graph, pin).items():
         tensor = problem.graph.tensors[index]
         for pattern, spec in pins:
             placements = from_partition_spec(problem, tensor, spec)
-            # Two patterns may name one input, as "**" does, if they ask for the same.
+            # Two patterns, such as "**" and a name, may match one input if they ask for the same.
             first, before = by_name.setdefault(tensor.name, (pattern, placements))
             if before != placements:
                 raise PlanError(
@@ -111,17 +111,17 @@ def _pin(
 def _pinned_by_step(
     problem: Problem, class_id: int, strategies: tuple[Strategy, ...]
 ) -> tuple[Strategy, ...]:
-    """The strategies of a class that shard as the step asks; all of them where it asks nothing.
+    """The strategies of a class that shard as the step asks; all of them if it asks for nothing.
 
     Raises:
-        PlanError: naming the line: a mesh without the axes, or sizes that do not divide evenly.
+        PlanError: the mesh lacks the axes, or sizes do not divide evenly; the error names the line.
     """
     members = problem.node(class_id).members
     operator = problem.graph.operators[members[0].operator] if members else None
     if operator is None or operator.pin is None:
         return strategies
     # A dimension may be several labels, which a reshape has merged: [batch, heads x width] is
-    # pinned as one and sharded along the major ones.
+    # pinned as one dimension and sharded along the major labels.
     asked = tuple(dim.axes for dim in operator.pin)
     where = f"the step asks for the sharding {_spec_text(asked)} ({operator.source})"
     free: set[int] = set()
@@ -132,8 +132,8 @@ def _pinned_by_step(
             continue
         remedy = "search on the mesh that it is written for, or trace it with constraints='drop'"
         numbers = _axes(problem, axes, where, remedy)
-        # Placements are a set of axes per dimension, in the order of the mesh: another order of the
-        # blocks has no name.
+        # Placements are a set of axes per dimension, in the order of the mesh; another order of the
+        # blocks cannot be expressed.
         if numbers != sorted(numbers):
             raise PlanError(f"{where}: axes of a dimension come in the order of the mesh")
         factors = _factors_of(problem, operator, labels, numbers)
@@ -160,8 +160,8 @@ def _pinned_by_step(
 def _factors_of(
     problem: Problem, operator: Operator, labels: Sequence[int], axes: Sequence[int]
 ) -> Iterator[int]:
-    """For every axis the factor of a dimension that it shards: the major ones first, each fully."""
-    # An axis that does not fit what is left of a label would have to split two of them, which no
+    """For every axis the factor of a dimension that it shards; major factors are filled first."""
+    # An axis that does not fit the rest of a label would have to split two labels, which no
     # strategy does.
     left = [(label, operator.sizes[label]) for label in labels]
     for axis in axes:
@@ -188,7 +188,7 @@ def checked_pins(pin: Mapping[str, Spec] | None) -> dict[str, tuple]:
     """Pins as plain tuples; a ``NamedSharding`` stands for its spec.
 
     Raises:
-        PlanError: something else than specs by patterns.
+        PlanError: they are not specs by patterns.
     """
     given = {} if pin is None else checks.instance(pin, Mapping, "pin", PlanError)
     return {
@@ -219,7 +219,7 @@ def checked_forbidden(
     """Names of mesh axes by pattern, as tuples.
 
     Raises:
-        PlanError: something else than names by patterns.
+        PlanError: they are not names by patterns.
     """
     given = {} if forbid is None else checks.instance(forbid, Mapping, "forbid", PlanError)
     return {
@@ -234,7 +234,7 @@ def checked_forbidden(
 
 
 def _matched(problem: Problem, pattern: str, tensors: Sequence[Tensor]) -> dict[int, list[Tensor]]:
-    """Inputs that a pattern names, by class: all inputs of a class or none."""
+    """The inputs that a pattern names, by class: all inputs of a class or none."""
     wanted = {tensor.index for tensor in tensors}
     by_class: dict[int, list[Tensor]] = {}
     for class_id, members in enumerate(problem.graph.node_classes):
@@ -256,7 +256,7 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
     """The placements of an input that a ``PartitionSpec`` describes.
 
     Raises:
-        PlanError: an unknown axis or dimension, or sizes that do not divide evenly.
+        PlanError: an axis or dimension is unknown, or sizes do not divide evenly.
     """
     dims = tensor.array_dims or ()
     where = f"the pin {tuple(spec)} of {tensor.name}"
@@ -264,7 +264,7 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
         raise PlanError(
             f"{where} has {len(spec)} dimensions, the array has {len(dims)}: leave the others out"
         )
-    # A spec names axes by dimension, placements are positions by axis.
+    # A spec has names of axes for each dimension; placements have a position for each axis.
     placements = [REPLICATED] * len(problem.mesh.sizes)
     for dimension, axes in enumerate(spec):
         names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
@@ -297,7 +297,7 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
 
 
 def _uneven(problem: Problem, tensor: Tensor, placements: Sequence[int]) -> str:
-    """Which dimension has too few elements for its mesh axes, and how many shards fit."""
+    """The dimension with too few elements for its mesh axes, and the number of shards that fit."""
     mesh = problem.mesh
     for number, positions in enumerate(tensor.array_dims or ()):
         axes = [axis for axis, placement in enumerate(placements) if placement in positions]

@@ -11,9 +11,9 @@ from tensorstate.ir.graph import Graph
 def execution_order(
     graph: Graph, after_loop: frozenset[int], together: frozenset[int]
 ) -> dict[int, int]:
-    """The point of every operator. Optimizer operators run as soon as their operands are ready."""
-    # As traced the optimizer stands behind the last gradient, and all gradients would be live at
-    # once. A compiler runs an update where that frees its gradient.
+    """The point of every operator; optimizer operators run as soon as their operands are ready."""
+    # As traced, the optimizer comes after the last gradient, and all gradients would be live at
+    # once. A compiler runs an update as early as it can, which frees its gradient.
     producer_of = {use.tensor: o.index for o in graph.operators for use in o.results}
     forward_end = min((o.index for o in graph.operators if o.phase != "forward"), default=0)
     # Nothing is complete before the last microbatch.
@@ -25,7 +25,7 @@ def execution_order(
         if operator.phase == "optimizer":
             tensors = [use.tensor for use in operator.operands if use.tensor in producer_of]
             ready[operator.index] = max([forward_end, *(ready[producer_of[t]] for t in tensors)])
-    # A loop of the optimizer runs as soon as all that it reads is ready, as one.
+    # A loop of the optimizer runs as a whole, as soon as everything that it reads is ready.
     started: dict[int, int] = {}
     for operator in graph.operators:
         if operator.phase == "optimizer" and operator.loops:
@@ -34,7 +34,7 @@ def execution_order(
     for operator in graph.operators:
         if operator.loops:
             ready[operator.index] = started.get(operator.loops[0], ready[operator.index])
-    # At one point the traced order holds, in which operands come before their readers.
+    # Within one point the traced order holds, in which operands come before their readers.
     order = sorted(ready, key=lambda index: (index in after_loop, ready[index], index))
     return {index: point for point, index in enumerate(order)}
 
@@ -55,7 +55,7 @@ def bodies(graph: Graph, at: Mapping[int, int], together: frozenset[int]) -> dic
             points.setdefault(loop, []).append(at[operator.index])
     found = {}
     for loop, of_loop in points.items():
-        # Once the new carry is written nothing reads the old one, whose buffer it may have taken.
+        # After the new carry is written, the old one is not read, since its buffer may be reused.
         ends = [at[leave] for _, leave in graph.loops[loop].carries]
         last = max(of_loop)
         found[loop] = Body(min(of_loop), last, min(ends, default=last + 1) - 1)

@@ -1,25 +1,26 @@
 """1F1B: the forward and the backward scan over layers in one loop over microbatches.
 
-GPipe runs all microbatches forward, then the loss of the whole batch, then all of them backward. So
-it holds the residuals of all. Here (PipeDream-Flush, Narayanan et al., 2021) a microbatch that has
-left the last stage goes through the head, the loss and their derivatives, and back through the
-layers at once. For that a step is put in this order:
+GPipe runs all microbatches forward, then the loss of the whole batch, then all of them backward, so
+it holds the residuals of all microbatches. Here (PipeDream-Flush, Narayanan et al., 2021) a
+microbatch that has left the last stage immediately goes through the head, the loss and their
+derivatives, and back through the layers. For this, a step is put in the following order:
 
-- *before*: all that does not read the layers' result, such as the embedding, on the whole batch;
+- *before*: everything that does not read the layers' result, such as the embedding, on the whole
+  batch;
 - the forward scan;
-- *between*: the head, the loss and their derivatives, for which the backward scan waits: a loop
+- *between*: the head, the loss and their derivatives, which the backward scan waits for: a loop
   over microbatches. Sums over the batch leave it by a ``sum_out``;
 - the backward scan;
-- *after*: all else, on the whole batch: gradients of the embedding, the optimizer.
+- *after*: everything else, on the whole batch: gradients of the embedding, the optimizer.
 
-All devices run one program, so that every tick has a forward and a backward part. Stage s of S runs
+All devices run one program, so every tick has a forward and a backward part. Stage s of S runs
 forward on microbatch t - s in tick t, and backward on microbatch t - 2 (S - 1) + s. The first S - 1
 ticks have no backward part and the last S - 1 no forward part. So the bubble is that of GPipe, and
-a device holds the residuals of 2 S - 1 microbatches. Stages with programs of their own hold S - s
-at stage s: one runs forward while the next runs backward. Ticks that every stage waits for would
-then be as long as the longer of both, and 2 (M + S - 1) of them: a third more time where the
-backward part takes twice as long. Twice as many microbatches of half the size hold as little here,
-and have a smaller bubble.
+a device holds the residuals of 2 S - 1 microbatches. Stages with separate programs hold only S - s
+at stage s, because one runs forward while the next runs backward. If every stage waited for each
+tick, ticks would then be as long as the longer of both parts, and there would be 2 (M + S - 1) of
+them: a third more time if the backward part takes twice as long. Twice as many microbatches of half
+the size need as little memory here, and have a smaller bubble.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tensorstate.ir.placements import REPLICATED, SUM
 from tensorstate.problem.microbatching import BatchTracker, leaves_scan
 from tensorstate.rules.loops import RULES
 
-# Kinds of operators that are computed per microbatch if only what is between the scans reads them.
+# Kinds of operators that are computed per microbatch if only the part between the scans reads them.
 CHEAP_KINDS = ("elementwise", "source")
 
 
@@ -56,11 +57,11 @@ def interleaved(
         graph: the training step.
         factor: the batch.
         loops: numbers of the scans over layers.
-        placements: of tensors in their bodies, the position of the batch or ``SUM``.
+        placements: for tensors in their bodies, the position of the batch or ``SUM``.
 
     Raises:
-        PlanError: several scans forward or backward, or an operator for which the backward scan
-            waits needs the whole batch, with its line.
+        PlanError: there are several scans forward or backward, or an operator that the backward
+            scan waits for needs the whole batch; the error names its line.
     """
     return _Interleaving(graph, factor, loops, placements).run()
 
@@ -86,8 +87,9 @@ class _Interleaving:
                 f"{len(by_phase['forward'])} and {len(by_phase['backward'])}"
             )
         forward, backward = by_phase["forward"][0], by_phase["backward"][0]
-        # Known before the operators in between are the batch of all operators outside of loops, and
-        # the sums of the forward scan, which are complete only after the last microbatch.
+        # Two things are known before the operators in between: the batch of all operators outside
+        # of loops, and the sums of the forward scan, which are complete only after the last
+        # microbatch.
         for tensor in self.graph.tensors:
             whole = tensor.dims.count(self.factor) == 1
             if whole and not self.graph.loops_around(tensor.index):
@@ -99,8 +101,8 @@ class _Interleaving:
         between |= self._computed_for(between, forward, backward)
         first = [o for o in self.graph.operators if o.index in between]
         in_scan = {o.index for o in (*forward, *backward)}
-        # An operator stands after the loop if it reads something of it or is the optimizer's, and
-        # before it otherwise, wherever it was traced: its phase follows from that.
+        # An operator is after the loop if it reads results of the loop or belongs to the optimizer,
+        # and otherwise before it, wherever it was traced; its phase follows from this.
         late = self._depending_on((*forward, *first))
         before, after = list[Operator](), list[Operator]()
         for operator in self.graph.operators:
@@ -117,9 +119,9 @@ class _Interleaving:
         return self._ordered(before, forward, first, backward, after)
 
     def _depending_on(self, operators: Iterable[Operator]) -> set[int]:
-        """The operators that read results of some, directly or not."""
-        # One pass is enough: operators stand in traced order, so that readers come after what they
-        # read.
+        """The operators that directly or indirectly read results of the given ones."""
+        # One pass is enough, because operators are in traced order, in which readers come after
+        # their operands.
         made = {use.tensor for o in operators for use in o.results}
         found: set[int] = set()
         for operator in self.graph.operators:
@@ -129,7 +131,7 @@ class _Interleaving:
         return found
 
     def _needed_by(self, operators: Iterable[Operator]) -> set[int]:
-        """The operators whose results some read, directly or not."""
+        """The operators whose results the given ones directly or indirectly read."""
         read = {use.tensor for o in operators for use in o.operands}
         found: set[int] = set()
         for operator in reversed(self.graph.operators):
@@ -161,8 +163,8 @@ class _Interleaving:
             except PlanError as error:
                 raise _refused(str(error)) from None
             stage = self.tracker.stages[operator.index]
-            # It needs the whole batch and the backward scan needs it: no microbatch could go back
-            # before the last has come forward, which is GPipe.
+            # It needs the whole batch and the backward scan needs it. No microbatch could run
+            # backward before the last one has run forward, as in GPipe.
             if stage == "after" and operator.index in needed:
                 raise _refused(
                     "the backward scan waits for all microbatches, by "
@@ -175,13 +177,13 @@ class _Interleaving:
     def _computed_for(
         self, between: set[int], forward: Sequence[Operator], backward: Sequence[Operator]
     ) -> set[int]:
-        """Cheap operators along the batch that only those in between read, as one-hot labels."""
+        """Cheap operators along the batch, as of one-hot labels, read only by the part between."""
         reading = self._depending_on((*forward, *backward))
         found: set[int] = set()
         for operator in reversed(self.graph.operators):
             tensors = [self.graph.tensors[use.tensor] for use in operator.results]
-            # From the last operator back, so that what only such an operator reads is found with
-            # it.
+            # Backwards from the last operator, so that operators which only such an operator reads
+            # are found, too.
             readers = {c.operator for tensor in tensors for c in tensor.consumers}
             if (
                 operator.kind in CHEAP_KINDS
@@ -201,7 +203,7 @@ class _Interleaving:
         between: Sequence[Operator],
         backward: Sequence[Operator],
     ) -> None:
-        """Refuse reads of one microbatch's results in another one's tick, or after all."""
+        """Refuse reads of one microbatch's results in another one's tick, or after all ticks."""
         graph, placements = self.graph, self.tracker.batch_placements
         back, mine = {o.index for o in backward}, {o.index for o in between}
         left = {use.tensor: o for o in forward if leaves_scan(o) for use in o.results}
@@ -250,7 +252,7 @@ class _Interleaving:
         late = {o.index for o in after}
         renamed: dict[int, int] = {}
         in_loop: list[Operator] = []
-        # A carry that leaves the forward scan is of one microbatch, unless it is a sum.
+        # A carry that leaves the forward scan has one microbatch, unless it is a sum.
         leaving = [
             o
             for o in forward
@@ -312,9 +314,10 @@ def _is_as_stored(stack: Operator, row: Operator) -> bool:
 
 
 def _labelled_as(stack: Operator, row: Operator) -> Operator:
-    """The operator that reads a row, with the labels of the one that writes it.
+    """The operator that reads a row, with the labels of the operator that writes it.
 
-    So both are of one class of nodes: a residual is read in the placements in which it is written.
+    With equal labels both are in one class of nodes, and a residual is read in the placements in
+    which it is written.
     """
     pairs = zip(row.operands[0].labels, stack.results[0].labels, strict=True)
     new = dict(pairs)
@@ -396,7 +399,7 @@ def _reading(operator: Operator, renamed: Mapping[int, int]) -> Operator:
 
 
 def _linked(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> tuple[Tensor, ...]:
-    """The tensors with the producers and consumers that they have in a new order."""
+    """The tensors with their producers and consumers in a new order."""
     producers: dict[int, int] = {}
     consumers: dict[int, list[Consumer]] = {tensor.index: [] for tensor in tensors}
     for operator in operators:

@@ -2,16 +2,16 @@
 
 Operators run in the order of the graph, except that an optimizer operator runs as soon as its
 operands have been computed. With microbatches the operators of the loop come first, then those
-after the loop. Memory is evaluated at *program points*: the last operator of the first and of the
-last node of every class. Memory is monotonic along identical layers, so its peak is at one of
-these points.
+after the loop. Memory is evaluated at *program points*: the last operators of the first and of the
+last node of every class. Memory is monotonic along identical layers, so its peak is at one of these
+points.
 
 The body of a loop of the step runs once in this order. A tensor from outside that it reads is live
-to its end, and a stack of rows from its beginning on. A tensor of a body that is read in the loop
-which mirrors the body's is saved by every iteration, from the beginning of the one loop to the end
+until its end, and a stack of rows is live from its beginning. If the loop that mirrors a body reads
+one of its tensors, every iteration saves the tensor, from the beginning of the one loop to the end
 of the other.
 
-A compiler computes cheap elementwise results inside their consumers instead of storing them: such a
+A compiler computes cheap elementwise results inside their consumers instead of storing them; such a
 tensor is *fused*. It takes no memory itself, but its operands must be live when it is read.
 """
 
@@ -42,14 +42,14 @@ EXPENSIVE = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LiveRanges:
-    """Number of tensors of a group that are live at every program point, by the reason.
+    """Number of tensors of a group that are live at every program point, for each reason.
 
     Attributes:
         producing: its producer runs.
         awaiting_forward_use: produced, and awaiting a consumer in the forward pass.
         awaiting_backward_use: produced after the forward pass, and awaiting a consumer.
         fused_input: read by a consumer that is fused into a later operator and does not rerun.
-        loop_resident: through the microbatch loop, and until its last consumer after the loop.
+        loop_resident: live through the microbatch loop, and until its last consumer after the loop.
         resharded_in_forward, resharded_after_forward, resharded_after_loop: resharded copies are
             live, in the forward pass, after it, and after the loop.
         receive_buffer_in_forward, receive_buffer_after_forward, receive_buffer_after_loop: a
@@ -60,9 +60,9 @@ class LiveRanges:
             forward pass and after it.
         fused_consumer: number of the consumer class whose fused operators read it last; ``None`` if
             these belong to its producer node.
-        copied: by number of a consumer class, a convolution of it runs that reads the tensor in
-            another order of dimensions than the usual.
-        kept: by keeping and the name of a span of it, for a tensor that is kept so.
+        copied: by number of a consumer class: a convolution of this class runs that reads the
+            tensor in an unusual order of dimensions.
+        kept: by keeping and the name of one of its spans, for a tensor with this keeping.
     """
 
     producing: np.ndarray
@@ -88,20 +88,20 @@ class LiveRanges:
 COUNTS = tuple(f.name for f in dataclasses.fields(LiveRanges) if f.type == "np.ndarray")
 
 Reason = str | tuple[Keeping, str]
-"""One of ``COUNTS``, or a keeping and the name of a span of it."""
+"""One of ``COUNTS``, or a keeping and the name of one of its spans."""
 
 LiveRange = tuple[Reason, int, int, int]
-"""A reason, and how many tensors are live after a point, up to another."""
+"""A reason, and the number of tensors that are live after a point, up to another one."""
 
 
 class Liveness:
     """Liveness analysis: the order of operators, and the live ranges of tensors.
 
     Args:
-        graph: of the step; or of one microbatch and of the operators after the loop.
+        graph: the graph of the step; or of one microbatch and of the operators after the loop.
         after_loop: the operators that run after the microbatch loop.
-        staged: loops in pipeline stages, whose carry is read to the last microbatch.
-        together: loops whose bodies run in turn, microbatch by microbatch, as those of 1F1B.
+        staged: loops in pipeline stages, whose carry is read up to the last microbatch.
+        together: loops whose bodies run in turn, microbatch by microbatch, as in 1F1B.
     """
 
     def __init__(
@@ -133,8 +133,12 @@ class Liveness:
         self.replacing = {o.view.tensor for o in outputs} - self.returned
         self.runs, self.rerun_at = self._runs()
         self.rerun_for_readers = {o.index: self._earlier_rerun(o) for o in graph.operators}
-        # A row of counts for each reason: of all keepings, since the search decides later.
-        spans = ((keeping, span.name) for keeping in table.KEEPINGS for span in keeping.spans)
+        # A row of counts for each reason, for all keepings, since the search decides later.
+        spans = (
+            (keeping, span.name)
+            for keeping in table.KEEPINGS
+            for span in (*keeping.spans, *keeping.on_host)
+        )
         reasons: list[Reason] = [*COUNTS, *spans]
         self._row = {reason: row for row, reason in enumerate(reasons)}
         points = {self.end}
@@ -162,14 +166,15 @@ class Liveness:
             return False
         if tensor in self.returned or tensor in self.replacing:
             return False
-        # What crosses the boundary of a loop, that over microbatches too, is stored there.
+        # Tensors that cross the boundary of a loop, including that over microbatches, are stored
+        # there.
         in_loop = producer.index not in self.after_loop
         if in_loop and any(consumer.index in self.after_loop for consumer in consumers):
             return False
         if any(consumer.loops != producer.loops for consumer in consumers):
             return False
-        # One consumer computes it once, as it would be stored. Several compute it again each, which
-        # XLA does only where that is cheaper than to write and read it.
+        # A single consumer computes it once, as if it were stored. Several consumers each compute
+        # it again, which XLA does only if that is cheaper than writing and reading it.
         if len(consumers) == 1:
             return consumers[0].kind in ("elementwise", "reduction")
         if producer.primitive == "div":
@@ -183,10 +188,10 @@ class Liveness:
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
         """The points at which every operator runs, and the point at which it reruns.
 
-        A fused operator runs where its consumers run. An operator reruns at the first read of
-        its results after the forward pass; without one, where the first consumer reruns.
+        A fused operator runs where its consumers run. An operator reruns at the first read of its
+        results after the forward pass; without such a read, where the first consumer reruns.
         """
-        # Readers first: where they run, and rerun, is known before what they read.
+        # Readers first, because the points of operands depend on theirs.
         runs: dict[int, set[int]] = {}
         rerun_at: dict[int, int] = {}
         again = [keeping for keeping in table.KEEPINGS if keeping.reruns]
@@ -215,8 +220,9 @@ class Liveness:
         """The point at which an operator reruns if an operator that reads its results does so.
 
         That may be before any read of its own results: the products of a layer rerun where the next
-        layer reads the activation that is computed from them. Longer chains are not followed: which
-        of their operators rerun is decided later, and most plans store one of them.
+        layer reads the activation that is computed from them. Longer chains are not followed,
+        because it is decided later which of their operators rerun, and most plans store a result of
+        one of them.
         """
         readers = {c.index for use in operator.results for c in self.consumers(use.tensor)}
         by_readers = (
@@ -227,12 +233,12 @@ class Liveness:
         return min(self.rerun_at[operator.index], *by_readers, self.end)
 
     def _entered(self, operator: Operator, consumer: int, point: int) -> int:
-        """The point from which on a consumer reads results that run outside of its loop."""
+        """The point from which a consumer reads results that run outside of its loop."""
         loops = self.graph.operators[consumer].loops
         if len(loops) <= len(operator.loops) or point >= self.end:
             return point
-        # The first iteration reads it, at whatever point of the body: so it is live from the
-        # beginning of the body on, or of its mirror where the consumer reruns.
+        # The first iteration reads it, at any point of the body. So it is live from the beginning
+        # of the body, or of its mirror if the consumer reruns.
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
@@ -243,8 +249,9 @@ class Liveness:
     def lasting(self) -> list[int]:
         """Stored tensors that are read after the last operator of their producer node.
 
-        All consumers of such a tensor may belong to that node: fused, they run where other nodes
-        read their results. The derivative of tanh, for example, is a cheap function of its value.
+        All consumers of such a tensor may belong to that node: if they are fused, they run where
+        other nodes read their results. The derivative of tanh, for example, is a cheap function of
+        its value.
         """
         lasting = []
         for node in self.graph.nodes:
@@ -289,7 +296,7 @@ class Liveness:
         needed_after_forward: bool,
         consumers: Sequence[Iterable[int]],
     ) -> LiveRanges:
-        """Of the tensors of a group.
+        """The live ranges of the tensors of a group.
 
         Args:
             tensors: the group.
@@ -304,8 +311,8 @@ class Liveness:
         for reason, at_points in counts.items():
             if not isinstance(reason, str):
                 kept[reason[0]][reason[1]] = at_points
-        # Which class reads last says in whose placements a tensor waits: copies for the others are
-        # gone by then.
+        # The class that reads last decides in whose placements a tensor waits; copies for the
+        # others are gone by then.
         readers = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
         by_class = [
             readers.intersection(m.operator for e in nodes for m in self.graph.nodes[e].members)
@@ -324,11 +331,11 @@ class Liveness:
         )
 
     def _counted(self, ranges: Sequence[LiveRange]) -> np.ndarray:
-        """How many tensors are live at every program point, by reason.
+        """The number of tensors that are live at every program point, for each reason.
 
-        A count rises at the first point of a range and falls behind its last.
+        A count rises at the first point of a range and falls after its last one.
         """
-        # Differences between neighbouring points, which are added up: a range is two numbers.
+        # Differences between neighbouring points, which are added up, so a range is two numbers.
         steps = np.zeros((len(self._row), len(self.program_points) + 1), int)
         if ranges:
             reasons, starts, ends, tensors = zip(*ranges, strict=True)
@@ -358,7 +365,7 @@ class Liveness:
 
         Args:
             readers: the operators that read them.
-            by_class: those of each consumer class.
+            by_class: the operators of each consumer class.
         """
         ends = {o: max(self.runs[o], default=-1) for o in readers}
         last = {o: end for o, end in ends.items() if self.at[o] < self.forward_end <= end}
@@ -392,18 +399,18 @@ class Liveness:
                 yield "receive_buffer_after_forward", at - 1, at, 1
             yield "awaiting_backward_use", at, max(after, default=at), 1
             return
-        # How it is kept is decided later: the ranges of all cases are counted here, and
+        # Its keeping is decided later: the ranges of all cases are counted here, and
         # ``cost.memory`` takes shares of them.
         is_fused, again = self.is_fused(tensor), self._rerun_reads(tensor)
         yield from self._resharded_after_forward(after, [] if is_fused else again)
         last_forward = max(before, default=at)
-        if at < 0:  # an input, of which only copies in other placements take memory of their own
+        if at < 0:  # an input; only copies in other placements take additional memory
             ends = before if needed_after_forward else stored_reads
             start = min(before, default=self.forward_end) - 1
             if before:
                 yield "receive_buffer_in_forward", start, start + 1, 1
             yield "resharded_in_forward", start, max(ends, default=start), 1
-            # Operators that rerun read the copy that is stored, too, or else gather another one.
+            # Operators that rerun also read the stored copy, or else gather another one.
             of_input = Reads(start, start, after, again, False, needed_after_forward, None)
             for span, begin, end, count in table.DEFAULT.lived(of_input):
                 yield (table.DEFAULT, span), begin, end, count
@@ -460,8 +467,8 @@ class Liveness:
             yield "resharded_after_forward", min(after) - 1, max(after), 1
         if not again:
             return
-        # The backward pass may have received a copy before, which serves these readers too: theirs
-        # are counted where that one is not live.
+        # The backward pass may have received a copy earlier, which also serves these readers; their
+        # copies are counted where that one is not live.
         first, last = min(again), max(again)
         if min(after, default=self.end) > first:
             yield "receive_buffer_for_rerun", first - 1, first, 1

@@ -4,10 +4,10 @@ The ranks of a network form a grid: the dimensions of a torus, or hosts and the 
 Every grid dimension is factorized over the mesh axes. The factors decide both the sizes of the mesh
 axes and the links along which they communicate. Ranks are numbered in row-major order.
 
-The axes that share a dimension are nested in it: of a ring of eight over axes of 2 and 4, the inner
-axis has neighbours. With the axis of 4 inside its groups are {0, 1, 2, 3} and {4, 5, 6, 7}, and the
-other's {0, 4}, {1, 5}, {2, 6} and {3, 7}; with the axis of 2 inside they are {0, 2, 4, 6} and
-{1, 3, 5, 7}, and {0, 1}, {2, 3}, {4, 5} and {6, 7}.
+Axes that share a dimension are nested in it. For example, let axes of 2 and 4 share a ring of
+eight; the inner axis then has neighbours. With the axis of 4 inside, its groups are {0, 1, 2, 3}
+and {4, 5, 6, 7}, and the other's {0, 4}, {1, 5}, {2, 6} and {3, 7}. With the axis of 2 inside, they
+are {0, 2, 4, 6} and {1, 3, 5, 7}, and {0, 1}, {2, 3}, {4, 5} and {6, 7}.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MeshAssignment:
     Attributes:
         mesh: the mesh.
         device_order: the rank of every device of the mesh.
-        parts: by grid dimension, the factor that every mesh axis takes of it.
+        parts: for each grid dimension, the factor that every mesh axis takes of it.
     """
 
     mesh: MeshShape
@@ -39,7 +39,7 @@ class MeshAssignment:
     parts: tuple[tuple[int, ...], ...]
 
     def groups(self) -> tuple[frozenset[frozenset[int]], ...]:
-        """By mesh axis, the sets of ranks that communicate along it."""
+        """For each mesh axis, the sets of ranks that communicate along it."""
         ranks = np.asarray(self.device_order).reshape(self.mesh.sizes)
         return tuple(
             frozenset(
@@ -58,7 +58,8 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
         axes: names of the mesh axes.
 
     Raises:
-        PlanError: no dimensions or axes, a dimension below 1, or two axes of one name.
+        PlanError: there are no dimensions or axes, a dimension is below 1, or two axes have one
+            name.
     """
     grid_shape, axes = checked_grid(grid_shape), checked_axes(axes)
     splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
@@ -67,15 +68,15 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
     for parts in itertools.product(*splits):
         sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
         for nesting in itertools.product(nestings, repeat=len(grid_shape)):
-            # The ranks as an array with a dimension for every factor, of which the outer ones of a
-            # grid dimension come first: ``parts[d][a]`` of dimension d for axis a.
+            # The ranks as an array with a dimension for every factor; the outer factors of a grid
+            # dimension come first: ``parts[d][a]`` of dimension d for axis a.
             factors = [(d, a) for d, nest in enumerate(nesting) for a in nest]
             ranks = np.arange(math.prod(grid_shape)).reshape([parts[d][a] for d, a in factors])
             # Row-major over mesh axes: all factors of the first axis precede those of the second.
             order = sorted(range(len(factors)), key=lambda i: (factors[i][1], factors[i][0]))
             device_order = tuple(ranks.transpose(order).ravel().tolist())
             assignment = MeshAssignment(MeshShape.of(sizes), device_order, parts)
-            # Nestings of a dimension that one axis has alone differ in name only.
+            # If one axis has a dimension alone, its nestings differ only in name.
             by_groups.setdefault(assignment.groups(), assignment)
     return tuple(by_groups.values())
 
@@ -101,7 +102,7 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
 
 def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
     """The ordered factorizations of a number into ``count`` factors."""
-    # Ordered, since axes have names: 8 over data and model is (2, 4) and (4, 2).
+    # Ordered, since axes have names: 8 over data and model is both (2, 4) and (4, 2).
     if count == 1:
         yield (side,)
         return

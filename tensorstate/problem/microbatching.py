@@ -1,18 +1,19 @@
 """The split of a step into microbatches, with gradient accumulation.
 
 A loop over microbatches is like a mesh axis whose devices are points in time. Along it a tensor is
-sharded at a position (only one microbatch of it is in memory at a time: section 5.2.2 of Zhao's
+sharded at a position (only one microbatch of it is in memory at a time; section 5.2.2 of Zhao's
 dissertation calls it pipelined), replicated (parameters), or partial (gradients and the loss, which
 are accumulated over microbatches). The rules of ``Operator`` hold as along a mesh axis, but time
 has no collectives: inside the loop no tensor can be gathered or reduced. So nothing is searched:
 the batch is sharded, and the other placements follow in the order of execution.
 
 An operator runs in the *loop* if it produces microbatches or partial sums, or an operand of such an
-operator; and *after* the loop if it reads the sums. A step cannot be split if an operator in the
-loop needs a tensor that is known only after the loop, such as the mean of a batch norm.
+operator; it runs *after* the loop if it reads the sums. A step cannot be split if an operator in
+the loop needs a tensor that is known only after the loop, such as the mean of a batch norm.
 
-Loops of the step are in one stage as a whole, and stay loops. A carry has the same placement at
-both ends of an iteration; one to which sums over the batch are added, from zero on, is such a sum.
+A whole loop of the step is in one stage, and remains a loop. A carry has the same placement at both
+ends of an iteration. If sums over the batch are added to a carry that starts from zero, the carry
+is such a sum.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class MicrobatchSplit:
         factor: the factor of the batch.
         batch_placements: the placement of every tensor along the loop: the position of the batch,
             ``REPLICATED``, or the reduction that accumulates it.
-        stages: the stage of every operator, in the loop or after it.
+        stages: the stage of every operator: in the loop or after it.
         labels: the label of the batch of every operator; ``None`` for those that are not split.
     """
 
@@ -53,7 +54,7 @@ class MicrobatchSplit:
 
     @property
     def batch(self) -> int:
-        """Examples of the full batch."""
+        """Number of examples in the full batch."""
         return self.traced.factors[self.factor]
 
     def microbatch(self, microbatches: int) -> Graph:
@@ -98,8 +99,8 @@ def of_one_microbatch(
 
     Args:
         microbatches: their number, by which the batch is divided.
-        batch_placements: of every tensor the position of the batch, or below 0.
-        labels: of every operator the label of the batch, or ``None``.
+        batch_placements: for every tensor the position of the batch, or a number below 0.
+        labels: for every operator the label of the batch, or ``None``.
     """
     tensors = tuple(
         dataclasses.replace(tensor, sizes=_divided(tensor.sizes, placement, microbatches))
@@ -125,15 +126,15 @@ def _divided(sizes: tuple[int, ...], at: int, count: int) -> tuple[int, ...]:
 
 
 def nearest_divisors(batch: int, number: int) -> str:
-    """The numbers of equal microbatches that are nearest to a number, as text."""
-    # Up to four times as many: beyond are none of the nearest three that a person would want.
+    """The possible numbers of equal microbatches that are nearest to a number, as text."""
+    # Up to four times as many, because the three nearest useful numbers are among these.
     divisors = [n for n in range(1, min(batch, 4 * number) + 1) if batch % n == 0]
     nearest = sorted(sorted(divisors, key=lambda n: abs(n - number))[:3])
     return ", ".join(map(str, nearest))
 
 
 def leaves_scan(operator: Operator) -> bool:
-    """Whether an operator hands a carry or a stack out of a loop that stands in no other."""
+    """Whether an operator passes a carry or a stack out of an outermost loop."""
     return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
 
 
@@ -147,7 +148,7 @@ def batch_factor(graph: Graph, name: str | None = None) -> int:
     """The factor of the batch: the first dimension of an input.
 
     Args:
-        name: of the input; by default all inputs other than parameters and optimizer state are
+        name: name of the input; by default all inputs other than parameters and optimizer state are
             considered, and the most frequent first factor is the batch.
 
     Raises:
@@ -202,17 +203,17 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
 def with_sums(
     tracked: Callable[[set[int]], BatchTracker], carries: Collection[tuple[int, int]]
 ) -> tuple[BatchTracker, set[int]]:
-    """The batch in a step, where carries to which sums over the batch are added are such sums.
+    """The batch in a step in which sums over the batch make some carries sums.
 
     Args:
-        tracked: propagates the batch, given the operators at which carries enter that are sums.
+        tracked: propagates the batch, given the operators at which carries that are sums enter.
         carries: the operators at which each carry enters an iteration, and leaves it.
 
     Returns:
         The last propagation, and the operators at which the sums enter.
     """
-    # A carry is taken to be the same for all microbatches until it leaves an iteration as a sum. It
-    # may make others sums then: they are only ever added, until no more are found.
+    # A carry is assumed to be the same for all microbatches until it leaves an iteration as a sum.
+    # It may then make others sums, so sums are added until no more are found.
     sums = set[int]()
     while True:
         tracker = tracked(sums)
@@ -232,11 +233,11 @@ class BatchTracker:
     def __init__(self, graph: Graph, factor: int):
         self.graph, self.factor = graph, factor
         self.batch_placements = [REPLICATED] * len(graph.tensors)
-        # ``None`` for operators on replicated tensors only, whose stage follows later.
+        # ``None`` for operators on replicated tensors only, whose stage is set later.
         self.stages: list[Stage | None] = [None] * len(graph.operators)
         self.labels: list[int | None] = [None] * len(graph.operators)
-        # For a tensor that is known only after the loop, the operator that reduced the batch: of an
-        # error far behind it that is the line to change.
+        # For a tensor that is known only after the loop, the operator that reduced the batch: if an
+        # error occurs far behind it, that is the line to change.
         self.origin: dict[int, Operator] = {}
         for tensor in graph.tensors:
             if tensor.producer is None and tensor.dims.count(factor) == 1:
@@ -248,9 +249,9 @@ class BatchTracker:
         reads_batch = any(placement >= 0 for placement in reads)
         after_forward = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
-        # Of sums over microbatches, f(a) + f(b) is f(a + b) only where f is linear: any other
-        # operator waits for the whole sum, after the loop. The optimizer does, though its first
-        # operator may be linear: it runs once per step.
+        # For sums over microbatches, f(a) + f(b) is f(a + b) only if f is linear; any other
+        # operator waits for the whole sum, after the loop. The optimizer always waits, even if its
+        # first operator is linear, because it runs once per step.
         is_linear = all(reads[i] == SUM for i in partial) and partial in operator.linear
         if after_forward or (partial and (operator.phase == "optimizer" or not is_linear)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
@@ -292,7 +293,7 @@ class BatchTracker:
         return producer is not None and self.stages[producer] == "after"
 
     def _generated_along_batch(self, operator: Operator) -> int | None:
-        """The batch label of results that are generated from no batch, such as random bits."""
+        """The batch label of results that are generated without a batch, such as random bits."""
         labels = {
             label
             for use in operator.results
@@ -310,10 +311,11 @@ class BatchTracker:
         """The batch label of an operator that reads tensors split along the batch.
 
         Raises:
-            PlanError: it has none.
+            PlanError: it has no such label.
         """
         uses = [(use, self.batch_placements[use.tensor]) for use in operator.operands]
-        # One label, in every operand once: then each part of the batch is computed from its own.
+        # There is one label, once in every operand; then each part of the batch depends only on
+        # itself.
         labels = {use.labels[placement] for use, placement in uses if placement >= 0}
         label = min(labels)
         if len(labels) > 1:
@@ -349,7 +351,7 @@ class BatchTracker:
                 self.origin[use.tensor] = reduced_by
 
     def refuse(self, operator: Operator, why: str) -> None:
-        """Raise the ``PlanError`` of an operator that needs the full batch."""
+        """Raise the ``PlanError`` for an operator that needs the full batch."""
         raise PlanError(
             "the step cannot be split into microbatches, since the full batch is needed at once by "
             f"{operator.primitive} ({operator.source}): {why}"
@@ -357,16 +359,16 @@ class BatchTracker:
 
 
 def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) -> None:
-    """Refuse carries that are not the same along the batch at both ends of an iteration.
+    """Refuse carries whose placements along the batch differ at the two ends of an iteration.
 
     Args:
-        sums: the operators at which carries enter that are sums.
+        sums: the operators at which carries that are sums enter.
 
     Raises:
-        PlanError: naming the operator.
+        PlanError: a carry differs; the error names the operator.
     """
-    # An iteration hands the carry to the next one, of the same microbatch: split as it leaves, it
-    # must be split as it enters.
+    # An iteration passes the carry to the next one, of the same microbatch: if it is split when it
+    # leaves, it must be split when it enters.
     for loop in graph.loops:
         for enter, leave in loop.carries:
             before, after = tracker.ends(enter, leave)
@@ -374,7 +376,7 @@ def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) ->
                 why = "its carry is split along the batch at one end of an iteration only"
                 tracker.refuse(graph.operators[leave], why)
             # Every microbatch starts its loop from the same value, which the sum over microbatches
-            # would count as often as there are.
+            # would count once per microbatch.
             first = graph.operators[enter].operands[0].tensor
             if enter in sums and tracker.batch_placements[first] != SUM:
                 producer = graph.tensors[first].producer
@@ -387,10 +389,10 @@ def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) ->
 def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
     """The stage of every operator: in the loop if it or a consumer depends on the loop.
 
-    A loop of the step is in one stage, with the one that mirrors it.
+    A loop of the step is in one stage, together with the loop that mirrors it.
 
     Raises:
-        PlanError: an operator of a body needs the full batch, of which others have a microbatch.
+        PlanError: an operator of a body needs the full batch, while others have a microbatch.
     """
     in_loop = [stage == "loop" for stage in tracker.stages]
     bodies: dict[int, list[int]] = {}
@@ -398,10 +400,10 @@ def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
         for loop in operator.loops[:1]:
             mirrors = graph.loops[loop].mirrors
             bodies.setdefault(loop if mirrors is None else mirrors, []).append(operator.index)
-    # What depends on the batch is in the loop, and what depends on sums after it. All else may be
-    # in either: in the loop only if something there reads it, since it would run once per
-    # microbatch. From the results back: producers of all that the loop reads are in it, and bodies
-    # as a whole.
+    # Operators that depend on the batch are in the loop, and those that depend on sums are after
+    # it. All others could be in either; they are in the loop only if something there reads them,
+    # since they would run once per microbatch. Backwards from the results: producers of everything
+    # that the loop reads are in it, and bodies belong to it as a whole.
     pending = [index for index, is_in_loop in enumerate(in_loop) if is_in_loop]
     while pending:
         operator = graph.operators[pending.pop()]

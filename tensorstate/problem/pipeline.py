@@ -1,21 +1,21 @@
-"""Stages of a pipeline: the layers of a scan placed along one mesh axis, and microbatches streamed.
+"""Pipeline stages: the layers of a scan placed along a mesh axis, with streamed microbatches.
 
 A scan over stacked layers is in the graph once. Its S stages are the shards of the *stacked*
 dimension along a mesh axis: parameters, residuals and gradients of a layer stay on the device that
 runs it. The carry is cut into M microbatches along the batch. In each of M + S - 1 *ticks* a device
 runs its layers on one microbatch and sends the carry to the next stage (GPipe, Huang et al., 2019).
-The backward scan is the same in reverse. Before and after the scans the mesh axis is one like any
+The backward scan is the same in reverse. Before and after the scans the mesh axis is like any
 other: embedding, head, loss and optimizer are sharded along it as the search decides.
 
 On the axis of the stages the placements of a scan are fixed:
 
 - a stack is sharded along its first dimension;
-- all of a body is replicated: a device has rows and a microbatch of its own;
-- the carry enters replicated and leaves as a term of a sum: the last stage has it, all others have
-  zeros. So an all-reduce broadcasts it, and a reduce-scatter shards its batch.
+- everything in a body is replicated: each device has its own rows and microbatch;
+- the carry enters replicated and leaves as a term of a sum: the last stage has it, and all others
+  have zeros. So an all-reduce broadcasts it, and a reduce-scatter shards its batch.
 
-That schedule is "gpipe", which holds the residuals of M microbatches. "1f1b" runs a microbatch
-backward as soon as it has left the last stage, and holds those of 2 S - 1 (see
+This schedule is "gpipe", which holds the residuals of M microbatches. The schedule "1f1b" runs a
+microbatch backward as soon as it has left the last stage, and holds the residuals of 2 S - 1 (see
 ``tensorstate.problem.interleaved``).
 
 Within a body, tensors along the batch have the size of a microbatch. Sums over the batch, such as
@@ -53,16 +53,15 @@ class PipelineStages:
     """The scans over layers of a training step as stages of a pipeline.
 
     Attributes:
-        traced: the step, of the whole batch, in the order in which it runs.
+        traced: the step with the whole batch, in the order in which it runs.
         axis: name of the mesh axis of the stages.
         stages: number of stages (S).
         microbatches: number of microbatches (M).
         factor: the batch.
         loops: numbers of the scans over layers, forward and backward.
-        batch_placements: of every tensor in a body the position of the batch, ``SUM`` for a sum
+        batch_placements: for every tensor in a body the position of the batch, ``SUM`` for a sum
             over microbatches, or ``REPLICATED``.
-        labels: of every operator in a body, its boundary included, the label of the batch or
-            ``None``.
+        labels: for every operator in a body or at its boundary, the label of the batch or ``None``.
         between: number of the loop that runs the head and the loss of a microbatch between its
             forward and its backward pass, in 1F1B; ``None`` in GPipe.
     """
@@ -84,7 +83,7 @@ class PipelineStages:
 
     @property
     def held(self) -> int:
-        """Microbatches whose residuals are in memory at the same time."""
+        """Number of microbatches whose residuals are in memory at the same time."""
         if self.between is None:
             return self.microbatches
         return min(self.microbatches, 2 * self.stages - 1)
@@ -111,7 +110,7 @@ class PipelineStages:
 
     @property
     def in_order(self) -> list[int]:
-        """The scans, that which runs first before others."""
+        """The scans, in the order in which they run."""
         # Loops are numbered as they were traced, which is not the order in which they run.
         firsts = {n: o.index for o in reversed(self.traced.operators) for n in o.loops[:1]}
         return sorted(self.loops, key=lambda loop: firsts[loop])
@@ -128,12 +127,12 @@ class PipelineStages:
 
     @property
     def batch(self) -> int:
-        """Examples of the full batch."""
+        """Number of examples in the full batch."""
         return self.traced.factors[self.factor]
 
     @property
     def ticks(self) -> int:
-        """Microbatches that a stage runs, the empty ones at either end included."""
+        """Number of microbatches that a stage runs, including the empty ones at both ends."""
         return self.microbatches + self.stages - 1
 
     @property
@@ -148,8 +147,9 @@ class PipelineStages:
         tensors, operators = of_one_microbatch(
             graph, self.microbatches, self.batch_placements, self.labels
         )
-        # All devices run one program: in the bubble layers run too, on values that are lost. So a
-        # scan is as long as its layers times all ticks, and every cost inside it counts the bubble.
+        # All devices run one program: during the bubble, layers run too, on values that are lost.
+        # So a scan is as long as its layers times all ticks, and every cost inside it includes the
+        # bubble.
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
             if number in self.loops
@@ -181,8 +181,8 @@ class PipelineStages:
     def _of_one_tick(
         self, tensors: tuple[Tensor, ...], operators: tuple[Operator, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Operator, ...]]:
-        """The residuals of the microbatches that are held; carries that leave are of one."""
-        # In GPipe a stack of residuals has the whole batch. Here its rows are of ``held``
+        """The residuals of the microbatches that are held; leaving carries have one microbatch."""
+        # In GPipe a stack of residuals has the whole batch. Here its rows have ``held``
         # microbatches in turn: a new one is written where an old one has been read.
         sizes = {
             t.index: tuple(
@@ -217,7 +217,7 @@ class PipelineStages:
         )
 
     def num_layers(self, loop: int) -> int:
-        """Layers of a stage."""
+        """Number of layers in a stage."""
         return (self.traced.loops[loop].length or 0) // self.stages
 
     def is_staged(self, operator: Operator) -> bool:
@@ -225,7 +225,7 @@ class PipelineStages:
         return bool(operator.loops) and operator.loops[0] in self.loops
 
     def is_boundary(self, operator: Operator, *names: str) -> bool:
-        """Whether an operator of one of these names is at the boundary of a staged scan."""
+        """Whether an operator with one of these names is at the boundary of a staged scan."""
         return operator.primitive in names and operator.loops in {(n,) for n in self.loops}
 
     def fixed_placement(self, node: Node) -> int | None:
@@ -233,7 +233,7 @@ class PipelineStages:
         operator = self.traced.operators[node.members[0].operator] if node.members else None
         if operator is None or not self.is_staged(operator):
             return None
-        # A body reads one row at a time, so that no strategy shards their label: the stages do.
+        # A body reads one row at a time, so no strategy shards the rows' label; the stages do.
         if self.is_boundary(operator, "scan_row", "scan_stack"):
             return node.members[0].labels[min(operator.need_replication)]
         return REPLICATED
@@ -253,10 +253,10 @@ class PipelineStages:
         return dims.index(self.factor)
 
     def num_sends(self, tensor: int) -> int:
-        """How often a tensor goes from stage to stage: a carry within a body, once per tick.
+        """The number of sends of a tensor between stages: for a carry in a body, one per tick.
 
-        The last send is read by nobody. XLA leaves it out where it does not stand in a loop: after
-        1F1B's forward part two stages have one tick, which is none.
+        The last send is not read. XLA omits it if it is not in a loop: after 1F1B's forward part
+        two stages have one tick, which is not a loop.
         """
         producer = self.traced.tensors[tensor].producer
         if producer is None or self.batch_placements[tensor] == SUM:
@@ -287,11 +287,11 @@ def pipeline(
         schedule: "gpipe", or "1f1b" which holds fewer residuals.
 
     Raises:
-        PlanError: no scan over layers, layers that the stages do not divide, a batch that the
-            microbatches do not divide, an operator of a layer that needs the full batch, or what
-            1F1B cannot run between its scans.
+        PlanError: there is no scan over layers, the stages do not divide the layers, the
+            microbatches do not divide the batch, an operator of a layer needs the full batch, or
+            1F1B cannot run something between its scans.
     """
-    # Mistakes that a person can mend are refused first, in terms of layers and of the batch.
+    # Mistakes that users can fix are refused first, in terms of layers and of the batch.
     loops = layer_loops(graph, factor)
     for loop in loops:
         _check_layers(graph, loop, axis, stages)
@@ -302,8 +302,8 @@ def pipeline(
             f"through {stages} stages in {microbatches} equal microbatches: the number must divide "
             f"it, as {nearest_divisors(batch, microbatches)} do"
         )
-    # 1F1B changes the order of operators, so that the batch is followed again: the head and the
-    # loss are then in a loop, too.
+    # 1F1B changes the order of operators, so the batch is followed again: the head and the loss are
+    # then in a loop, too.
     batch_placements, labels = BodySplit(graph, factor, loops).run()
     between = None
     if schedule == "1f1b":
@@ -315,10 +315,10 @@ def pipeline(
 
 
 def checked_schedule(given: object, stages: str | None) -> Schedule | None:
-    """The schedule of stages that was asked for; ``None`` for "auto".
+    """The requested schedule of stages; ``None`` for "auto".
 
     Raises:
-        PlanError: no schedule, or one without stages.
+        PlanError: it is not a schedule, or there are no stages.
     """
     checks.choice(given, ("auto", *SCHEDULES), "pipeline_schedule", PlanError)
     if given != "auto" and stages is None:
@@ -346,11 +346,12 @@ def find_num_stages(mesh: MeshShape, axis: str) -> int:
 def stream_factor(graph: Graph, name: str | None = None) -> int:
     """The factor of the batch that scans over layers carry.
 
-    Where the step splits its batch, as gradient accumulation does, it is that of a part.
+    If the step itself splits its batch, as in gradient accumulation, it is that of a part.
 
     Args:
         graph: the training step.
-        name: of an input whose first dimension is the batch (see ``microbatching.batch_factor``).
+        name: name of an input whose first dimension is the batch (see
+            ``microbatching.batch_factor``).
 
     Raises:
         PlanError: no input has a batch, or no scan over layers carries it.
@@ -358,7 +359,7 @@ def stream_factor(graph: Graph, name: str | None = None) -> int:
     factor = batch_factor(graph, name)
     inputs = [graph.tensors[i] for i in graph.inputs]
     firsts = [tuple(t.dims[p] for p in t.array_dims[0]) for t in inputs if t.array_dims]
-    # Of a batch as [parts x examples] the factors are two, of which the scan carries one.
+    # A batch written as [parts x examples] has two factors, one of which the scan carries.
     parts = next((of for of in firsts if of[:1] == (factor,)), (factor,))
     carried: set[int] = set()
     loops = layer_loops(graph, factor)
@@ -374,9 +375,9 @@ def stream_factor(graph: Graph, name: str | None = None) -> int:
 def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
     """Numbers of microbatches worth a search: divisors of the batch, each about twice the last.
 
-    They begin with as many as there are stages, whose bubble is below a half.
+    They begin with the number of stages, with which the bubble is below a half.
     """
-    # More microbatches have a smaller bubble, and more sends and smaller products.
+    # More microbatches have a smaller bubble, but more sends and smaller products.
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     found = [next((n for n in divisors if n >= stages), batch)]
     found += [n for n in divisors if n > found[0]]
@@ -398,11 +399,11 @@ def layer_loops(graph: Graph, factor: int) -> frozenset[int]:
         factor: the batch, which parameters do not have.
 
     Raises:
-        PlanError: there is none.
+        PlanError: there is no such scan.
     """
-    # The backward scan may read no parameters, where the forward one has saved them or values made
-    # of them in stacks: so the stacks of a scan that is found lead to the scans that read them. The
-    # forward scan stands first in the graph.
+    # The backward scan may read no parameters, if the forward one has saved them or values computed
+    # from them in stacks. So the stacks of a scan that is found lead to the scans that read them.
+    # The forward scan comes first in the graph.
     weights = _made_of_parameters(graph, factor)
     found: set[int] = set()
     residuals: set[int] = set()
@@ -427,12 +428,12 @@ def layer_loops(graph: Graph, factor: int) -> frozenset[int]:
 
 
 def _made_of_parameters(graph: Graph, factor: int) -> set[int]:
-    """Tensors computed from parameters without the batch, such as casts and stacks of them.
+    """Tensors computed from parameters without the batch, such as their casts and stacks.
 
-    A step without an update has no parameters: there, inputs without the batch are taken for them.
+    A step without an update has no parameters; inputs without the batch are used instead.
     """
-    # With the batch in it a result is of no parameter alone, whatever else it reads. Weights are no
-    # whole numbers.
+    # A result with the batch is not computed from parameters alone, whatever else it reads. Weights
+    # are not integers.
     inputs = [t for t in graph.tensors if t.producer is None]
     others = {t.index for t in inputs if factor in t.dims}
     made = {
@@ -457,7 +458,8 @@ def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
     length = graph.loops[loop].length or 0
     if all(size % stages == 0 for size in (length, *major)):
         return
-    # By the parameters whose rows it reads, through casts and stacks: those a person knows.
+    # Named by the parameters whose rows it reads, through casts and stacks, because users know
+    # these.
     names: dict[str, None] = {}
     pending = [use.tensor for o in reversed(rows) for use in o.operands]
     while pending:

@@ -1,8 +1,9 @@
 """The collectives that reshard a tensor from some placements to others.
 
 A reshard step changes the placement on one mesh axis by one collective, or by a local slice from
-replicated to sharded. Placements and steps form a graph. A tensor that consumers require with
-several placements is resharded along the cheapest tree in it, so that a shared step is paid once.
+replicated to sharded. Placements and steps form a graph. If consumers require a tensor with several
+placements, it is resharded along the cheapest tree in this graph, so that a shared step is paid
+once.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from jaxcoll.kinds import KINDS, Kind, those
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
-# Seconds that each byte of a copy adds to those of a step where trees are compared: a gigabyte adds
-# a thousandth of a nanosecond, so that it decides among equals alone.
+# Seconds that each byte of a copy adds to those of a step when trees are compared: a gigabyte adds
+# a thousandth of a nanosecond, so this only decides among equals.
 BYTE_SECONDS = 1e-21
-# The part of its seconds that the longest step adds to them, and a step of half its seconds half of
-# that part: of trees that take equally long, the one whose steps are of about one length. By chance
-# the order of gathers along two axes made the FSDP of a small scan on 2x4 take 52, 61 or 79 us.
+# The part of its seconds that is added to the longest step; a step of half its seconds gets half of
+# that part. Among trees that take equally long, this prefers the one whose steps are of similar
+# length. Without it, the arbitrary order of gathers along two axes made the FSDP of a small scan on
+# 2x4 take 52, 61 or 79 us.
 EVENNESS = 1e-9
 
 
-# Collectives whose result takes the place of their operand.
+# Collectives whose result replaces their operand.
 IN_PLACE = those(lambda kind: kind.sums_for_all)
 
 
@@ -33,8 +35,8 @@ class ReshardStep(NamedTuple):
     """One collective between placements that differ on one mesh axis.
 
     Attributes:
-        kind: of the collective, one that ``jax.lax`` has; "slice" when nothing is sent; "permute"
-            for a carry that is sent to the next pipeline stage as it is.
+        kind: kind of the collective, one of ``jax.lax``; "slice" if nothing is sent; "permute" for
+            a carry that is sent unchanged to the next pipeline stage.
         axis: the mesh axis whose placement changes.
         source, target: the placements before and after.
         nbytes: bytes per device of the larger buffer, before or after.
@@ -48,7 +50,7 @@ class ReshardStep(NamedTuple):
 
     @property
     def collective(self) -> Kind | None:
-        """The kind of the collective; ``None`` of a slice or a send."""
+        """The kind of the collective; ``None`` for a slice or a send."""
         return KINDS.get(self.kind)
 
 
@@ -65,18 +67,18 @@ def reshard_steps(
     """All reshard steps from some placements.
 
     Args:
-        placements: of the tensor.
+        placements: placements of the tensor.
         sizes: elements of every position of the full tensor.
-        nbytes: of the full tensor.
+        nbytes: bytes of the full tensor.
         mesh: the device mesh.
     """
-    # Axes that shard one position split it in their order: only the last of them can give it up,
-    # and only one behind them can shard it too. Otherwise blocks would be permuted.
+    # Axes that shard one position split it in their order. Only the last of them can stop sharding
+    # it, and only an axis behind them can start to; otherwise blocks would be permuted.
     local_bytes = nbytes // mesh.num_shards(placements)
     for axis, old in enumerate(placements):
         if mesh.sizes[axis] == 1 or (old >= 0 and old in placements[axis + 1 :]):
             continue
-        # Nothing leads to a partial placement, and nothing reduces a maximum into shards: a
+        # No step leads to a partial placement, and none reduces a maximum into shards, because a
         # reduce-scatter adds.
         for new in (REPLICATED, *range(len(sizes))):
             target = (*placements[:axis], new, *placements[axis + 1 :])
@@ -102,7 +104,7 @@ class ReshardTree(NamedTuple):
 
     Attributes:
         steps: ordered so that each starts at a source or at the target of an earlier step.
-        seconds: of all of them.
+        seconds: the sum over all steps.
     """
 
     steps: tuple[ReshardStep, ...]
@@ -117,7 +119,7 @@ class ReshardGraph:
 
     Args:
         sizes: elements of every position of the full tensor.
-        nbytes: of the full tensor.
+        nbytes: bytes of the full tensor.
         mesh: the device mesh.
         collective_seconds: seconds of a collective.
         send_seconds: seconds of a send to the next device, given its mesh axis and bytes.
@@ -152,7 +154,7 @@ class ReshardGraph:
         return self._steps_from[placements]
 
     def reachable(self, sources: Iterable[Placements]) -> list[Placements]:
-        """The placements that can be reached, the sources first."""
+        """The placements that can be reached, starting with the sources."""
         reached = dict.fromkeys(sources)
         pending = list(reached)
         while pending:
@@ -177,15 +179,15 @@ class ReshardGraph:
     ) -> ReshardTree:
         """The cheapest steps from any of the sources to all targets: a Steiner tree.
 
-        Where axes send at the same time, of trees that take equally long the one whose steps do so
-        too: gathers of many tensors follow each other, and wait for the axis that sends most. From
-        8 shards on axes of 2 and of 4 devices, the longer axis first sends 3/8 and 1/2 of a tensor,
-        the other order 1/8 and 3/4. Otherwise the one whose copies take the fewest bytes: slices
-        along two axes cost nothing in either order, but the copy in between is smaller after the
-        longer axis.
+        If axes send at the same time, the tree is chosen, among those that take equally long, whose
+        steps are of similar length: gathers of many tensors follow each other, and wait for the
+        axis that sends most. For 8 shards on axes of 2 and of 4 devices, gathering along the longer
+        axis first sends 3/8 and 1/2 of a tensor; the other order sends 1/8 and 3/4. Otherwise the
+        tree is chosen whose copies take the fewest bytes: slices along two axes cost nothing in
+        either order, but the copy in between is smaller after the longer axis.
 
-        Dynamic programming over subsets of targets (Dreyfus and Wagner, 1971). With several sources
-        the result may be several trees.
+        The method is dynamic programming over subsets of targets (Dreyfus and Wagner, 1971). With
+        several sources the result may be several trees.
 
         Raises:
             PlanError: a target cannot be reached: no reshard step makes a tensor partial.
@@ -207,7 +209,7 @@ class ReshardGraph:
         root: list[tuple[float, Placements | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
             start: dict[Placements, float] = {}
-            if subset & (subset - 1) == 0:  # of one target
+            if subset & (subset - 1) == 0:  # a single target
                 start[targets[subset.bit_length() - 1]] = 0.0
             for part in _subset_splits(subset):
                 for placements in best[part].keys() & best[subset ^ part].keys():
@@ -234,13 +236,13 @@ class ReshardGraph:
         return ReshardTree(ordered, math.fsum(self.seconds(step) for step in ordered))
 
     def _copied_bytes(self, step: ReshardStep) -> int:
-        """Bytes per device of the copy that a step makes; an all-reduce needs none of its own."""
+        """Bytes per device of the copy that a step makes; an all-reduce does not make one."""
         return 0 if step.kind in IN_PLACE else self.nbytes // self.mesh.num_shards(step.target)
 
     def _steps_into(
         self, sources: Sequence[Placements]
     ) -> dict[Placements, list[tuple[ReshardStep, float]]]:
-        """The steps into each reachable placement, with seconds that tell equals apart."""
+        """The steps into each reachable placement, with seconds that distinguish equal costs."""
         merged: dict[Placements, list[tuple[ReshardStep, float]]] = {}
         # The reachable placements depend only on the partial placements of a source, unless there
         # are axes along which no step leads.
@@ -252,7 +254,7 @@ class ReshardGraph:
                 edges = [edge for placements in reached for edge in self.steps_from(placements)]
                 longest = max((cost for _, cost in edges), default=0.0) if self.overlaps else 0.0
                 for step, cost in edges:
-                    # An all-reduce is as even as the two halves that it consists of.
+                    # An all-reduce counts as even as the two halves that it consists of.
                     halves = 2 if step.kind in IN_PLACE else 1
                     uneven = EVENNESS * cost * cost / (halves * longest) if longest else 0.0
                     held = cost + uneven + BYTE_SECONDS * self._copied_bytes(step)
@@ -264,7 +266,7 @@ class ReshardGraph:
         return merged
 
     def _origin(self, source: Placements) -> Placements:
-        """A source as the partial placements, with all others taken as replicated, if it may be."""
+        """A source with only its partial placements, and all others replicated, if possible."""
         if self.apart:
             return source
         return tuple(min(placement, REPLICATED) for placement in source)
@@ -292,7 +294,7 @@ def _dijkstra(
 
 
 def _subset_splits(subset: int) -> Iterator[int]:
-    """All splits of a set into two non-empty parts: the part with its highest member."""
+    """All splits of a set into two non-empty parts, given by the part with its highest member."""
     part = (subset - 1) & subset
     while part:
         if part > subset ^ part:

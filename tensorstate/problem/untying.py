@@ -1,8 +1,8 @@
-"""Inputs of identical layers that a person's pins tell apart.
+"""Inputs of identical layers that the user's pins distinguish.
 
-Identical layers share a decision, so a pin of one of them would pin all. Where pins or forbidden
-axes name a part of such inputs, or ask different things of them, these inputs, and the operators
-around them, become classes of their own: the search has more to decide, and no plan of the tied
+Identical layers share a decision, so a pin of one of them would pin all. If pins or forbidden axes
+name only some of such inputs, or ask different things of them, these inputs and the operators
+around them become separate classes. The search then has more to decide, and no plan of the tied
 layers is lost.
 """
 
@@ -17,7 +17,7 @@ from tensorstate.ir.graph import Graph, Tensor, Untied
 from tensorstate.tracing.node_classes import group_nodes
 
 Spec = Sequence[str | Sequence[str] | None]
-"""As a ``PartitionSpec``: for every dimension a mesh axis, several (major first), or ``None``."""
+"""A ``PartitionSpec``: for each dimension one or more mesh axes (major first), or ``None``."""
 
 
 def named(graph: Graph, pattern: str) -> list[Tensor]:
@@ -27,10 +27,10 @@ def named(graph: Graph, pattern: str) -> list[Tensor]:
         pattern: ``*`` matches one part of a name between slashes, ``**`` any number of parts.
 
     Raises:
-        PlanError: it matches none.
+        PlanError: it matches no input.
     """
     parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
-    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}  # "**/" may be of no part, too
+    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}  # "**/" may also match no part
     regex = re.compile("".join(stars.get(part, re.escape(part)) for part in parts))
     inputs = [graph.tensors[index] for index in graph.inputs]
     found = [tensor for tensor in inputs if regex.fullmatch(tensor.name)]
@@ -41,9 +41,9 @@ def named(graph: Graph, pattern: str) -> list[Tensor]:
 
 
 def by_input(graph: Graph, pin: Mapping[str, Spec]) -> dict[int, list[tuple[str, Spec]]]:
-    """By input tensor the pins that hold for it, with their patterns.
+    """For each input tensor the pins that apply to it, with their patterns.
 
-    The name of an input goes before patterns with stars, as in ``plan.path_rules``.
+    The name of an input takes precedence over patterns with stars, as in ``plan.path_rules``.
     """
     pins: dict[int, list[tuple[str, Spec]]] = {}
     for pattern, spec in sorted(pin.items(), key=lambda item: "*" in item[0]):
@@ -55,10 +55,10 @@ def by_input(graph: Graph, pin: Mapping[str, Spec]) -> dict[int, list[tuple[str,
 
 
 def untie(graph: Graph, pin: Mapping[str, Spec], forbid: Mapping[str, Sequence[str]]) -> Graph:
-    """The graph in whose classes all inputs are asked for the same.
+    """The graph in which all inputs of a class have the same constraints.
 
     Raises:
-        PlanError: a pattern that matches no input.
+        PlanError: a pattern matches no input.
     """
     if graph.untied is not None:  # by the pins of an earlier search
         graph = _grouped(graph, None)
@@ -80,7 +80,7 @@ def untie(graph: Graph, pin: Mapping[str, Spec], forbid: Mapping[str, Sequence[s
 
 
 def _canonical(spec: Spec) -> Hashable:
-    """Equal specs as equal values: names as tuples, and no ``None`` at the end."""
+    """Equal specs as equal values: names as tuples, without ``None`` at the end."""
     dims = [() if d is None else (d,) if isinstance(d, str) else tuple(d) for d in spec]
     while dims and not dims[-1]:
         dims.pop()

@@ -21,12 +21,9 @@ from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.parallelism import parallelism_name, sentence
 from tensorstate.report.units import seconds, size
 
-# Of a kind of activations: the least part of its bytes that is listed, and the most lines.
+# The least share of an activation's bytes for which placements are listed, and the most of them.
 MIN_LISTED, MOST_LISTED = 0.1, 3
-WIDTH = 120  # of the lines above them
-
-# ---------------------------------------------------------------------- the text of a plan
-
+WIDTH = 120  # columns at which other lines are wrapped
 
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
@@ -49,7 +46,7 @@ def common_pattern(names: Sequence[str]) -> str:
 
 
 def summary(problem: Problem, result: SearchResult, memory_limit: float | None) -> str:
-    """The whole plan."""
+    """The description of the whole plan."""
     return "\n".join(
         [
             *_headline(problem, result, memory_limit),
@@ -86,11 +83,11 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
 
 
 def _allowed(problem: Problem, result: SearchResult) -> str:
-    """Of which plans the gap is, where other arguments of the search allow faster ones."""
+    """The plans that the gap refers to, if other arguments of the search allow faster ones."""
     if math.isinf(result.bound) or problem.graph.loop_form != "keep":
         return ""
-    # Residuals that a loop stacks and another reads are tensors of the step then, with copies of
-    # rows; traced in pairs, as for recompute=True, the search decides how they are kept.
+    # Residuals that a loop stacks and another reads are then tensors of the step, with copies of
+    # rows. Traced in pairs, as for recompute=True, the search decides how they are kept.
     graph = problem.graph
     stacks = {
         use.tensor
@@ -109,7 +106,7 @@ def _allowed(problem: Problem, result: SearchResult) -> str:
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
     """The time of the schedule, and how much of the communication computation hides."""
-    # Nearly all exposed is as all: a rounded figure would only be repeated.
+    # If nearly all is exposed, a rounded figure would only repeat the first.
     sent, exposed = cost.communication, timeline.exposed_seconds
     hidden = f" ({seconds(exposed)} of it exposed)" if exposed < 0.999 * sent else ""
     ahead = f", up to {size(timeline.held)} sent ahead or behind" if timeline.held else ""
@@ -147,6 +144,7 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
         f"saved {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
         f"temporaries {size(memory.temporaries)}"
+        + (f"; on the host {size(memory.host)}" if memory.host else "")
     ]
 
 
@@ -160,7 +158,7 @@ def _short_splits(problem: Problem, result: SearchResult) -> list[str]:
         parts = [tensor.sizes[position] for position in tensor.array_dims[0]]
         if len(parts) < 2 or not tensor.consumers:
             continue
-        # A specification shards the major factor of a dimension alone.
+        # A specification shards only the major factor of a dimension.
         rows, split, line = (
             math.prod(parts),
             parts[0],
@@ -198,31 +196,32 @@ def _remarks(problem: Problem, result: SearchResult) -> list[str]:
     ] + remarks
 
 
+def _heading(problem: Problem, reshard: ReshardPlan) -> str | None:
+    """The heading under which tensors are listed; ``None`` if they do not outlive their pass."""
+    group = problem.tensor_groups[reshard.group]
+    phase = problem.node(group.class_id).phase
+    if group.is_input:
+        if reshard.loop_resident is not None:
+            return "gathered copies resident through the microbatch loop"
+        return None if reshard.saved is None else f"gathered copies {reshard.keeping.said}"
+    if phase == "forward":
+        is_kept = reshard.keeping.reruns or reshard.saved is not None
+        return f"activations {reshard.keeping.said}" if is_kept else None
+    readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
+    if phase == "backward" and any(problem.node(r).phase == "optimizer" for r in readers):
+        is_summed = reshard.loop_resident is not None
+        return "gradients, summed over microbatches" if is_summed else "gradients"
+    return None
+
+
 def _activations(problem: Problem, result: SearchResult) -> list[str]:
+    """The tensors that live between passes, by heading, with the placements of most bytes."""
     groups: dict[str, list[ReshardPlan]] = defaultdict(list)
     for reshard in result.cost.reshards:
-        group = problem.tensor_groups[reshard.group]
-        phase = problem.node(group.class_id).phase
-        if group.is_input:
-            if reshard.loop_resident is not None:
-                groups["gathered copies resident through the microbatch loop"].append(reshard)
-            elif reshard.saved is not None:
-                groups[f"gathered copies {reshard.keeping.said}"].append(reshard)
-        elif phase == "forward":
-            if reshard.keeping.reruns or reshard.saved is not None:
-                groups[f"activations {reshard.keeping.said}"].append(reshard)
-        elif phase == "backward" and any(
-            d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
-            for d in group.consumer_classes
-        ):
-            summed = (
-                "gradients"
-                if reshard.loop_resident is None
-                else "gradients, summed over microbatches"
-            )
-            groups[summed].append(reshard)
-    # Of each kind the placements that hold most bytes. A deep model has hundreds of tensors in few
-    # placements, of which the small ones (norms, biases) say nothing.
+        if (heading := _heading(problem, reshard)) is not None:
+            groups[heading].append(reshard)
+    # For each kind, the placements that hold most bytes. A deep model has hundreds of tensors in
+    # few placements; the small ones (norms, biases) say nothing.
     lines = []
     for name, reshards in groups.items():
         bytes_by_placements: dict[str, int] = defaultdict(int)
@@ -296,7 +295,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         if tensor.index not in reshard.tensors:
             continue
         group = problem.tensor_groups[reshard.group]
-        # All tensors of a group have one decision, for which any of them may be asked.
+        # All tensors of a group have one decision, so any of them may be asked about.
         tied = f", like {group.multiplicity - 1} others" if group.multiplicity > 1 else ""
         spec = functools.partial(format_placements, problem, tensor)
         local = size(problem.local_bytes(group, reshard.produced_placements))

@@ -1,7 +1,7 @@
 """From a Python function to its factor graph.
 
 In reading order: ``trace_step`` (the public function ``trace``), ``inline`` (calls inlined, loops
-kept or unrolled), ``flat`` (the program that this gives, and what passes in and out of its loops),
-``propagate`` (dimensions that share a factor), ``build`` (tensors and operators),
-``node_classes`` (fused chains, and identical nodes of identical layers).
+kept or unrolled), ``flat`` (the resulting program, and the boundaries of its loops), ``propagate``
+(dimensions that share a factor), ``build`` (tensors and operators), ``node_classes`` (fused chains,
+and identical nodes of identical layers).
 """

@@ -1,8 +1,8 @@
 """Builds tensors and operators from a flat program: finds factors, and removes views.
 
 First every equation unites the factors of dimensions that it shows to be the same axis, and
-reshapes split them. Then every array becomes a view of a tensor, and every equation that is not a
-view becomes an operator whose labels are the unsplit factors of its dimensions.
+reshapes split factors. Then every array becomes a view of a tensor, and every equation that is not
+a view becomes an operator whose labels are the unsplit factors of its dimensions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from tensorstate.ir.graph import Loop, Operator, Reduce, Tensor, TracedEqn, Use, View
-from tensorstate.ir.placements import PinnedDim, Ring
+from tensorstate.ir.placements import Exchange, Pairing, PinnedDim
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat import (
     FlatAtom,
@@ -30,16 +30,17 @@ from tensorstate.tracing.propagate import FactorTable, propagate
 _Item = TypeVar("_Item")
 
 
-# An array [batch, 4 * 8] that a reshape elsewhere shows to be heads and their width is a tensor
-# with positions (batch, heads, width), and a product that reads it has two labels where the
-# equation has one dimension: so its heads can be sharded, as where they stand alone.
+# Suppose that a reshape shows the second dimension of an array [batch, 4 * 8] to be heads and their
+# width. It then becomes a tensor with positions (batch, heads, width), and a product that reads it
+# has two labels where the equation has one dimension. So its heads can be sharded, as in an array
+# where heads are a dimension of their own.
 
 
 class GraphParts(NamedTuple):
     """Tensors and operators of a program; its inputs and constants are the first tensors.
 
-    Every operator has the phase "forward" and every tensor the role "activation" and no consumers
-    until ``trace_step`` fills them in.
+    Until ``trace_step`` fills them in, every operator has the phase "forward", and every tensor the
+    role "activation" and no consumers.
     """
 
     tensors: list[Tensor]
@@ -56,7 +57,7 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
         unknown: as for ``propagate_factors``.
 
     Raises:
-        PlanError: naming the primitive without a rule, and its line in the model.
+        PlanError: a primitive has no rule; the error names it and its line in the model.
     """
     dims, related = propagate(program, unknown)
     builder = _GraphBuilder(dims)
@@ -89,11 +90,11 @@ class _GraphBuilder:
         self._forms: dict[Hashable, _Form] = {}
 
     def factors(self) -> tuple[int, ...]:
-        """Sizes of the factors that tensors name."""
+        """Sizes of the factors of tensors."""
         return tuple(self.dims.factors.size(factor) for factor in self._factor_ids)
 
     def factor_sizes(self, atom: FlatAtom) -> tuple[tuple[int, ...], ...]:
-        """For every dimension the sizes of the factors whose product it is."""
+        """For every dimension, the sizes of the factors whose product it is."""
         if isinstance(atom, FlatVar):
             return self._views[atom].sizes
         return tuple((size,) if size != 1 else () for size in atom.shape)
@@ -108,7 +109,7 @@ class _GraphBuilder:
         self.tensors.append(
             Tensor(
                 tensor,
-                # Numbered by first use: united and split ones have left gaps.
+                # Numbered by first use, because united and split factors have left gaps.
                 tuple(self._factor_ids.setdefault(f, len(self._factor_ids)) for f in flat),
                 tuple(itertools.chain.from_iterable(factor_sizes)),
                 variable.dtype,
@@ -137,7 +138,7 @@ class _GraphBuilder:
         return View(None, positions, sizes, atom.dtype, atom.value)
 
     def add_view(self, eqn: FlatEqn) -> None:
-        """Add the result of a view, as a view of its argument's tensor."""
+        """Add the result of a view as a view of its argument's tensor."""
         source, out = eqn.inputs[0], eqn.outputs[0]
         view, name = self.view(source), eqn.primitive.name
         leaves = self.dims.leaves(out)
@@ -193,18 +194,18 @@ class _GraphBuilder:
                 "forward",
                 eqn.source,
                 traced,
-                # A pin, whose parameters are the sharding that the step asks for there.
+                # A pin, whose parameters are the sharding that the step asks for here.
                 tuple(map(PinnedDim, form.results[0], eqn.params["spec"]))
                 if eqn.primitive.name == "sharding_constraint"
                 else None,
                 eqn.loops,
-                form.ring,
+                form.pairing,
                 _reordered(eqn, [k for k, _ in form.operands]),
             )
         )
 
     def _form(self, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
-        """The form of an operator, found once for all that are equal."""
+        """The form of an operator, computed once for all equal operators."""
 
         def read(atom: FlatAtom) -> Hashable:
             """The properties of an operand that the form depends on."""
@@ -215,7 +216,7 @@ class _GraphBuilder:
             value = None if view.tensor is not None else bool(np.all(view.value == 0))
             return view.positions, view.sizes, kind, value
 
-        # Unrolled, 32 layers have 32 times the same operators.
+        # When unrolled, 32 layers have each operator 32 times.
         key = (
             sharding.arguments,
             sharding.results,
@@ -223,7 +224,7 @@ class _GraphBuilder:
             sharding.linear,
             tuple(sharding.reductions.items()),
             tuple(sharding.unseen.items()),
-            sharding.ring,
+            sharding.pairing,
             tuple(map(read, eqn.inputs)),
             tuple(self._views[out].sizes for out in eqn.outputs),
         )
@@ -233,18 +234,18 @@ class _GraphBuilder:
         return known
 
     def finished_loops(self, loops: Sequence[FlatLoop]) -> tuple[Loop, ...]:
-        """The loops, in numbers of operators.
+        """The loops, with numbers of operators.
 
-        The ends of a carry have the same labels; those that a body splits otherwise at its end than
-        at its beginning are replicated.
+        The two ends of a carry have the same labels. Labels that a body splits differently at its
+        end than at its beginning are replicated.
         """
         finished = []
         for loop in loops:
             pairs = []
             for enter, leave in loop.carries:
                 ends = self._operator_of[id(enter)], self._operator_of[id(leave)]
-                # Both are nodes of one class, so they need one set of strategies: a label that one
-                # end has replicated is replicated at the other.
+                # Both ends are nodes of one class, so they need one set of strategies: a label that
+                # one end replicates is also replicated at the other.
                 a, b = (self.operators[end] for end in ends)
                 same = a.sizes == b.sizes and a.linear == b.linear
                 for end, operator in zip(ends, (a, b), strict=True):
@@ -262,11 +263,11 @@ class _GraphBuilder:
 
 
 def _reordered(eqn: FlatEqn, read: Sequence[int]) -> tuple[int, ...]:
-    """The operands of a convolution, by number, whose dimensions are in an unusual order."""
+    """The numbers of a convolution's operands whose dimensions are in an unusual order."""
     order = eqn.params.get("dimension_numbers")
     if eqn.primitive.name != "conv_general_dilated" or order is None:
         return ()
-    # XLA on CPU copies such an operand into the usual order before it convolves, and that copy
+    # XLA on CPU copies such an operand into the usual order before it convolves, and the copy
     # counts as memory.
     last = len(order.lhs_spec) - 1
     usual = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
@@ -275,12 +276,12 @@ def _reordered(eqn: FlatEqn, read: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Form(NamedTuple):
-    """All that operators have in common which differ in their tensors only: those of other layers.
+    """The properties that operators share if they differ only in their tensors, as in other layers.
 
     Attributes:
-        sizes, reductions, linear, need_replication, ring: as of ``Operator``.
+        sizes, reductions, linear, need_replication, pairing: as for ``Operator``.
         arguments, results: for every array and dimension its labels, major first.
-        operands: number of every argument that reads a tensor, and the label of every position.
+        operands: the number of every argument that reads a tensor, and the label of every position.
         produced: for every result the label of every position.
     """
 
@@ -292,19 +293,19 @@ class _Form(NamedTuple):
     results: tuple[tuple[tuple[int, ...], ...], ...]
     operands: tuple[tuple[int, tuple[int, ...]], ...]
     produced: tuple[tuple[int, ...], ...]
-    ring: Ring | None
+    pairing: Pairing | None
 
     @classmethod
     def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
         """The form of an equation's operator."""
         labels = _Labels(builder, eqn, sharding)
-        ring = labels.ring()
+        pairing = labels.pairing()
         operands = []
         for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True)):
             view = builder.view(atom)
             if view.tensor is None:
                 continue
-            # From dimensions to positions of the tensor: a repeated dimension has no position.
+            # From dimensions to positions of the tensor; a repeated dimension has no position.
             at: dict[int | None, int] = {}
             for positions, of_dimension in zip(view.positions, names, strict=True):
                 at.update(zip(positions, of_dimension, strict=True))
@@ -319,7 +320,7 @@ class _Form(NamedTuple):
             labels.results,
             tuple(operands),
             tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
-            ring,
+            pairing,
         )
 
     def constant(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
@@ -336,7 +337,7 @@ class _Labels:
     arrays.
 
     Attributes:
-        sizes, need_replication: of the operator's labels.
+        sizes, need_replication: those of the operator's labels.
         arguments, results: for every array and dimension its labels, major first.
     """
 
@@ -350,9 +351,10 @@ class _Labels:
         array_factor_sizes = [builder.factor_sizes(atom) for atom, _ in arrays]
         for name, size in sharding.unseen.items():
             self._of[name] = self._new((size,), need_replication=False)
-        # The rule says that two dimensions are one label; a reshape elsewhere has split 12 into (3,
-        # 4) in one array and into (4, 3) in another, which no common splitting joins. Then neither
-        # is sharded here: a device would have rows of one that do not meet those of the other.
+        # The rule says that two dimensions are one label, but a reshape has split 12 into (3, 4) in
+        # one array and into (4, 3) in another, and no common splitting joins these. Then neither is
+        # sharded here, since a device would have rows of one array that do not correspond to those
+        # of the other.
         self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
         for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
             if isinstance(atom, FlatVar):
@@ -394,28 +396,32 @@ class _Labels:
             for label in self._of.get(name, ())
         }
 
-    def ring(self) -> Ring | None:
-        """The ring, whose labels are each one label here: otherwise its strategy is taken away."""
-        ring = self._signature.ring
-        if ring is None:
+    def pairing(self) -> Pairing | None:
+        """The pairing, whose labels are each one label here: otherwise its strategy is taken away.
+
+        Of rows that are exchanged the first is enough: blocks of it are blocks of the rows.
+        """
+        pairing = self._signature.pairing
+        if pairing is None:
             return None
-        names = (ring.label, ring.queries, ring.keys)
-        labels = [self._of.get(name, ()) for name in names]
+        labels = [self._of.get(name, ()) for name in (pairing.label, *pairing.pair)]
+        if isinstance(pairing, Exchange):
+            labels[1] = labels[1][:1]
+            labels[2] = labels[2][:1] if pairing.is_lookup else labels[2]
         if any(len(of_name) != 1 for of_name in labels):
             self.need_replication.update(labels[0])
             return None
-        (label, *_), (queries, *_), (keys, *_) = labels
-        return Ring(label, queries, keys, ring.passes)
+        return pairing.relabelled(*itertools.chain.from_iterable(labels))
 
 
 def _linear(
     sharding: ShardingRule, eqn: FlatEqn, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
-    """The linear sets of an operator, in numbers of its operands.
+    """The linear sets of an operator, with numbers of its operands.
 
     A sum with a constant other than 0 is not linear; Booleans and random keys cannot be summed.
     """
-    # x + 1 of partial sums would add 1 on every device; x + 0 and 2 * x may stay open.
+    # For partial sums, x + 1 would add 1 on every device; x + 0 and 2 * x may stay partial.
     linear = []
     for arguments in sharding.linear:
         if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in arguments):
@@ -427,6 +433,6 @@ def _linear(
 
 
 def _regroup(flat: Iterable[_Item], like: Sequence[Sequence[int]]) -> tuple[tuple[_Item, ...], ...]:
-    """A flat sequence in groups of the lengths of others."""
+    """A flat sequence, in groups of the same lengths as other groups."""
     items = iter(flat)
     return tuple(tuple(itertools.islice(items, len(group))) for group in like)

@@ -1,7 +1,7 @@
 """Flat programs: a traced function as one list of equations on arrays, without calls.
 
-Equations of repeated scalars are computed while tracing. Between the body of a loop and the program
-around it stand equations of their own.
+Equations on repeated scalars are computed while tracing. Boundary equations connect the body of a
+loop with the program around it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class FlatVar:
     """An array of the program.
 
     Attributes:
-        shape, dtype: of the array.
-        unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it
-            was not stacked here.
+        shape, dtype: shape and dtype of the array.
+        unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it was
+            not stacked here.
         loops: the loops in whose body it exists, outermost first.
-        rows: of the stack that a loop leaves behind, the number of the loop, and the array of its
-            body that is stacked.
-        joined: the stacks of which it is the concatenation, or into which it was cut, one for each
+        rows: for a stack that a loop returns, the number of the loop, and the stacked array of its
+            body.
+        joined: the stacks of which it is the concatenation, or into which it was cut: one for each
             of the loops into which a scan is split.
     """
 
@@ -59,7 +59,7 @@ class Scope:
     """The context of an equation.
 
     Attributes:
-        stack, remat_region, loops: as of ``FlatEqn``.
+        stack, remat_region, loops: as for ``FlatEqn``.
         line, info: JAX's source info of the user's call around it, and of the equation itself.
     """
 
@@ -90,7 +90,7 @@ class FlatEqn:
         inputs, outputs: its operands and results.
         stack: names of the functions and transformations that contain it.
         infos: JAX's source info of the equation, and of the user's call that contains it.
-        remat_region, loops: as of ``ir.graph.TracedEqn`` and ``ir.graph.Operator``.
+        remat_region, loops: as for ``ir.graph.TracedEqn`` and ``ir.graph.Operator``.
     """
 
     primitive: Any
@@ -113,8 +113,8 @@ class FlatLoop:
     """A loop whose body is in the program once.
 
     Attributes:
-        length, reverse, source, mirrors: as of ``ir.graph.Loop``.
-        carries: of every carry the equations ``carry_in`` and ``carry_out``.
+        length, reverse, source, mirrors: as for ``ir.graph.Loop``.
+        carries: for every carry, the equations ``carry_in`` and ``carry_out``.
         condition: the equation ``while_condition``, if the length depends on data.
     """
 
@@ -149,9 +149,10 @@ def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
 
 
 def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
-    """Drop the second runs of ``jax.checkpoint`` by common-subexpression elimination."""
-    # JAX traces a checkpointed function once more into the backward pass: the same primitives on
-    # the same operands, which only the number of their region tells from the first ones.
+    """Remove the second runs of ``jax.checkpoint`` by common-subexpression elimination."""
+    # JAX traces a checkpointed function a second time into the backward pass, as the same
+    # primitives on the same operands. Only the number of their region distinguishes them from the
+    # first ones.
     first: dict[object, list[FlatVar]] = {}
     same: dict[int, FlatAtom] = {}
     eqns = []
@@ -179,7 +180,7 @@ def _signature(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
     key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), reads)
     try:
         hash(key)
-    except TypeError:  # parameters with arrays: equal to itself only
+    except TypeError:  # parameters with arrays: equal only to itself
         return id(eqn)
     return key
 
@@ -189,8 +190,8 @@ def eliminate_dead_code(
 ) -> list[FlatEqn]:
     """The equations that an output depends on, in order; dead carries of loops are dropped.
 
-    A carry that the body reads depends on its value after the iteration before, which comes later
-    in the program: so the pass repeats until no loop needs more.
+    A carry that the body reads depends on its value after the previous iteration, which is later in
+    the program. So the pass repeats until no loop needs more.
     """
     wanted = {id(atom) for atom in outputs}
     while True:
@@ -215,7 +216,7 @@ def eliminate_dead_code(
 
 
 def _needed_by(loop: FlatLoop, live: set[int]) -> Iterator[FlatEqn]:
-    """Equations of a running loop that it needs: its condition, and both ends of a carry."""
+    """Equations that a running loop needs: its condition, and both ends of a carry."""
     if loop.condition is not None:
         yield loop.condition
     for pair in loop.carries:
@@ -240,8 +241,8 @@ def folded(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
         return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
     if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
         return None
-    # ``jnp.zeros`` and the square root of a width are equations of their own. As constants they are
-    # not operands, and rules see that a border is zero, so that its sum may stay open.
+    # ``jnp.zeros`` and the square root of a width are equations. As constants they are not
+    # operands, and rules see that a border is zero, so that its sum may stay partial.
     values = [np.asarray(atom.value, atom.dtype) for atom in scalars]
     value = scalar_result(eqn.primitive, values, eqn.params)
     return SplatConstant(tuple(aval.shape), aval.dtype, value)
@@ -256,7 +257,7 @@ def scalar_result(
     return _scalar(primitive, operands, named, "sharding" in params)
 
 
-# By bytes, since -0.0 == 0.0 and NaN is not equal to itself. Binding a primitive compiles it.
+# Compared by bytes, since -0.0 == 0.0 and NaN is not equal to itself. Binding compiles a primitive.
 @functools.lru_cache(4096)
 def _scalar(primitive, operands, params, sharding: bool) -> np.ndarray:
     values = [np.frombuffer(data, dtype)[0] for dtype, data in operands]
@@ -271,8 +272,8 @@ class LoopBoundary:
     """The boundary of a loop, whose body runs ``inside`` and whose results are ``outside``.
 
     Args:
-        loop: its carries and its condition are added as they are appended.
-        number: of the loop.
+        loop: the loop; its carries and its condition are added as they are appended.
+        number: number of the loop.
         append: appends an equation to the program.
         outside: the context of the loop.
     """
@@ -283,9 +284,9 @@ class LoopBoundary:
         self.loop, self.append, self.outside = loop, append, outside
         self.inside = dataclasses.replace(outside, loops=(*outside.loops, number))
         self._entries: dict[int, FlatEqn] = {}
-        # JAX may pass one array several times, as residuals of several operators.
+        # JAX may pass an array several times, as residuals of several operators.
         self._rows: dict[int, FlatAtom] = {}
-        self._stacks: dict[int, FlatAtom] = {}  # by row; of the rows of an operand, the operand
+        self._stacks: dict[int, FlatAtom] = {}  # keys are rows; for rows of an operand, the operand
 
     def _append(self, name: str, x: FlatAtom, shape: Sequence[int]) -> FlatEqn:
         out = FlatVar(tuple(shape), x.dtype)
@@ -295,7 +296,7 @@ class LoopBoundary:
         return eqn
 
     def _array(self, x: FlatAtom, place: Scope) -> FlatVar:
-        """An array of its own, for a constant that other iterations change."""
+        """A separate array for a constant that other iterations change."""
         if isinstance(x, FlatVar):
             return x
         out = FlatVar(x.shape, x.dtype)
@@ -303,8 +304,8 @@ class LoopBoundary:
         return out
 
     def carry_in(self, carry: Sequence[FlatAtom]) -> list[FlatVar]:
-        """The carry as an iteration finds it."""
-        # All of the initial carry first: the equations of a body follow each other.
+        """The carry at the beginning of an iteration."""
+        # The initial carry comes first, since the equations of a body are consecutive.
         initial = [self._array(x, self.outside) for x in carry]
         entries = [self._append("carry_in", x, x.shape) for x in initial]
         self._entries = {id(eqn.outputs[0]): eqn for eqn in entries}
@@ -347,6 +348,6 @@ class LoopBoundary:
         return out
 
     def condition(self, holds: FlatAtom) -> None:
-        """Whether another iteration runs."""
+        """Add the condition: whether another iteration runs."""
         made = self._array(holds, self.inside)
         self.loop.condition = self._append("while_condition", made, ())

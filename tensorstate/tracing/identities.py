@@ -1,9 +1,9 @@
-"""Equations that return the elements of an operand unchanged: no operator computes them.
+"""Equations that return the elements of an operand unchanged, so that no operator is needed.
 
-JAX derives many: a bias that was added to a batch is summed by a ``reduce_sum`` over the batch, and
-then by one over sides of length one; the mean of one element is divided by one; of a list of one
-array the concatenation is that array. Each row below says of one primitive when it is the identity,
-but for sides of length one that come or go.
+JAX derives many of them. A bias that was added to a batch is summed by a ``reduce_sum`` over the
+batch, and then by one over sides of length one; the mean of one element is divided by one; the
+concatenation of a list of one array is that array. Each row below says when a primitive is the
+identity, apart from sides of length one that are added or removed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from tensorstate.tracing.flat import FlatAtom, FlatVar, is_constant
 
 
 def same_elements(eqn: Any, inputs: Sequence[FlatAtom]) -> Sequence[FlatVar] | None:
-    """For every result of an equation the operand that has its elements; ``None`` if one has none.
+    """For every result of an equation, the operand with its elements; ``None`` if one has none.
 
-    An equation that asks for a sharding of its result is kept, as the place where it is asked.
+    An equation that asks for a sharding of its result is kept, because it is the place of the
+    request.
     """
     row = _ROWS.get(eqn.primitive.name)
     if row is None or jaxprs.asked_of(eqn) is not None:
@@ -29,7 +30,7 @@ def same_elements(eqn: Any, inputs: Sequence[FlatAtom]) -> Sequence[FlatVar] | N
     if same is None:
         return None
     found = [x for x in same if isinstance(x, FlatVar)]
-    # Also a guard: whatever a row says, elements come from an array with as many, of one dtype.
+    # A guard for every row: elements come from an array with the same number, of one dtype.
     fits = len(found) == len(eqn.outvars) and all(
         x.dtype == out.aval.dtype and math.prod(x.shape) == math.prod(out.aval.shape)
         for x, out in zip(found, eqn.outvars, strict=True)
@@ -41,14 +42,14 @@ _Row = Callable[[Mapping[str, Any], Sequence[FlatAtom]], Sequence[FlatAtom] | No
 
 
 def _gather(params: Mapping[str, Any], inputs: Sequence[FlatAtom]) -> Sequence[FlatAtom] | None:
-    """``x[..., 0]`` of a last dimension of length one, as losses have it."""
+    """``x[..., 0]`` for a last dimension of length one, which is common in losses."""
     source, index = inputs
     is_first = is_constant(index) and index.value == 0
     return [source] if params["slice_sizes"] == source.shape and is_first else None
 
 
 def _scatter_add(_, inputs: Sequence[FlatAtom]) -> Sequence[FlatAtom] | None:
-    """The transpose of such a gather: all elements are added to zeros."""
+    """The transpose of such a gather, which adds all elements to zeros."""
     table, index, source = inputs
     is_first = is_constant(index) and index.value == 0
     is_full = math.prod(table.shape) == math.prod(source.shape)
@@ -88,7 +89,7 @@ def _pad(params: Mapping[str, Any], inputs: Sequence[FlatAtom]) -> Sequence[Flat
 def _dynamic_slice(
     params: Mapping[str, Any], inputs: Sequence[FlatAtom]
 ) -> Sequence[FlatAtom] | None:
-    """A slice of all elements begins at the first, since JAX clamps its indices."""
+    """A slice of all elements begins at the first one, since JAX clamps its indices."""
     return inputs[:1] if params["slice_sizes"] == inputs[0].shape else None
 
 
@@ -98,7 +99,7 @@ def _dynamic_update(_, inputs: Sequence[FlatAtom]) -> Sequence[FlatAtom] | None:
 
 
 def _concatenate(_, inputs: Sequence[FlatAtom]) -> Sequence[FlatAtom] | None:
-    """Of one array, or of one beside arrays without elements."""
+    """A concatenation of one array, or of one array and arrays without elements."""
     return [x for x in inputs if math.prod(x.shape)]
 
 
@@ -109,7 +110,7 @@ def _window(params: Mapping[str, Any], inputs: Sequence[FlatAtom]) -> Sequence[F
 
 
 def _times_one(_, inputs: Sequence[FlatAtom]) -> Sequence[FlatAtom] | None:
-    """Not so a sum with zero, which makes 0.0 of -0.0."""
+    """A product with one. A sum with zero is not an identity: it turns -0.0 into 0.0."""
     for k, x in enumerate(inputs):
         if is_constant(x) and x.value == 1:
             return [inputs[1 - k]]
@@ -155,4 +156,4 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         "select_n": _select,
     }
 )
-"""By primitive the operands whose elements are its results, in their order, or ``None``."""
+"""For each primitive the operands whose elements are its results, in their order, or ``None``."""

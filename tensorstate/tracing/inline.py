@@ -1,14 +1,17 @@
 """Flattens a traced function into one list of equations: calls inlined, loops kept or unrolled.
 
 The body of a ``lax.scan`` or a ``lax.while_loop`` is in the program once, between equations that
-take a carry or a row in, and give a carry or a stack out.
+pass a carry or a row into it, and a carry or a stack out of it.
 
-A scan that is unrolled has the tensors of each iteration, which can be kept each in its own way,
-and split into microbatches, like those of layers written one by one.
+An unrolled scan has separate tensors for each iteration. They can be kept in different ways and
+split into microbatches, like those of layers written one by one.
 ``tensorstate.tracing.node_classes`` finds that the iterations are identical, so the search decides
-for them once. Residuals that the forward scan stacks and the backward scan unstacks are not stacked
-then: iterations read them directly. Scans over whole steps, with a backward pass in their body, are
-always unrolled, since a graph has one forward and one backward pass.
+for them once. Residuals that the forward scan would stack and the backward scan unstack are then
+not stacked: iterations read them directly.
+
+A scan over whole steps, with a backward pass in its body, is a loop of the forward pass as a whole:
+a graph has one forward and one backward pass, and this one is inside. So the search cannot decide
+how its tensors are kept. Where the steps only accumulate gradients, a short scan is unrolled.
 
 All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
 that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
@@ -46,9 +49,13 @@ from tensorstate.tracing.flat import (
 )
 from tensorstate.tracing.identities import same_elements
 
-# An unrolled loop over time is refused before its equations are appended. A Transformer of 4 layers
-# with its optimizer has about 1,500.
+# A long unrolled loop, for example over time, is refused before its equations are appended. A
+# Transformer of 4 layers with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
+
+# Equations up to which a scan that accumulates gradients is unrolled: that of a Transformer of 4
+# layers over six parts of a batch. Its layers may be recomputed and be pipeline stages then.
+MAX_ACCUMULATED = 10_000
 
 
 def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int = 1) -> FlatJaxpr:
@@ -56,12 +63,13 @@ def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int =
 
     Args:
         closed: a result of ``jax.make_jaxpr``.
-        pins: whether the shardings that the step asks for stay, as equations that change nothing.
-        loops: whether loops stay loops, or stay and are paired; or scans are unrolled.
-        runs: loops into which a scan is split, one after the other.
+        pins: whether the shardings that the step asks for are kept, as equations that change
+            nothing.
+        loops: whether loops stay loops, stay and are paired, or scans are unrolled.
+        runs: number of successive loops into which a scan is split.
 
     Raises:
-        PlanError: for a function with side effects, or one whose loops are too long to unroll.
+        PlanError: the function has side effects, or its loops are too long to unroll.
     """
     inliner = _Inliner(pins, loops, runs)
     jaxpr, values = jax_internals.parts_of(closed)
@@ -81,12 +89,12 @@ class _Inliner:
         self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[FlatVar, np.ndarray]] = []
         self._closed: dict[int, FlatAtom] = {}
-        # By the loops around them, since an array of a body does not exist outside.
+        # Keys include the loops around, since an array of a body does not exist outside.
         self._slices: dict[tuple[tuple[int, ...], int, int, int], FlatVar] = {}
         self._regions = 0
-        # A value that is pinned twice in one way is pinned once, for all that read it.
+        # A value that is pinned twice in the same way is pinned once, for all readers.
         self._pinned: dict[tuple[tuple[int, ...], int, jaxprs.PinSpec], FlatVar] = {}
-        # Shardings that computations ask of their results, by line, shape and sharding.
+        # Shardings that computations ask for their results, by line, shape and sharding.
         self._asked: set[tuple[str, tuple[int, ...], jaxprs.PinSpec]] = set()
 
     def variable(self, aval: Any) -> FlatVar:
@@ -163,7 +171,8 @@ class _Inliner:
                 for x, out in zip(same, eqn.outvars, strict=True)
             ]
         if name == "reshape" and (order := eqn.params["dimensions"]) is not None:
-            # ``lax.reshape(x, sizes, dimensions)`` transposes first. As two equations it is a view.
+            # ``lax.reshape(x, sizes, dimensions)`` transposes first; as two equations both are
+            # views.
             moved = FlatVar(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
             self.append(*jax_internals.transposing(order), inputs, [moved], place)
             inputs = [moved]
@@ -191,7 +200,7 @@ class _Inliner:
         return out
 
     def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope) -> FlatAtom:
-        """The same array after a pin: an equation that changes nothing, in one sharding."""
+        """The same array after a pin, which is an equation that only fixes its sharding."""
         if not self.pins or isinstance(x, SplatConstant):
             return x
         known = self._pinned.get((place.loops, id(x), spec))
@@ -202,10 +211,10 @@ class _Inliner:
         return known
 
     def pin_gradient(self, eqn, inputs: list[FlatAtom], place: Scope) -> list[FlatAtom]:
-        """The operands of a transposed equation: the gradient as its value was asked for.
+        """The operands of a transposed equation, with the gradient pinned as its value was.
 
-        A transposed equation keeps the line of its original, and under Explicit axes a gradient
-        has the sharding of its value. It is the first such operand; a residual follows.
+        A transposed equation keeps the line of its original, and under Explicit axes a gradient has
+        the sharding of its value. The gradient is the first such operand; a residual follows.
         """
         if jaxprs.asked_of(eqn) is None or not self._asked:
             return inputs
@@ -242,7 +251,7 @@ class _Inliner:
             self._regions += 1
             place = dataclasses.replace(place, remat_region=self._regions)
         place = place.inside(inner.name)
-        # A call in JAX's own code has no line of the user: the one of the call around it stays.
+        # A call in JAX's own code has no user line, so that of the call around it is kept.
         if jax_internals.line_of(place.info):
             place = dataclasses.replace(place, line=place.info)
         constants = [self.add_closure_constant(c) for c in inner.constants]
@@ -250,13 +259,15 @@ class _Inliner:
 
     def cond(self, eqn, branches, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append all branches, and select every result by the index of the branch."""
-        # Every device computes all branches, which costs their sum; kept whole, a ``cond`` would
-        # gather all that it reads and computes it on every device.
+        # Every device computes all branches, which costs their sum. An equation for the whole
+        # ``cond`` would gather everything it reads and compute it on every device.
         which, *operands = inputs
         results = [
             self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
             for jaxpr, constants in branches
         ]
+        if len(results) == 1:
+            return results[0]
         if isinstance(which, SplatConstant):
             return results[int(np.clip(which.value, 0, len(results) - 1))]
         chosen = []
@@ -278,15 +289,19 @@ class _Inliner:
         first_xs = loop.num_consts + loop.num_carry
         fixed, xs = inputs[: loop.num_consts], inputs[first_xs:]
         carry = inputs[loop.num_consts : first_xs]
-        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
-        if self.form == "unroll" or loop.length < 2 or whole_steps:
+        if self.form == "unroll" or loop.length < 2:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
-        # Runs of one iteration would be unrolled.
-        count = 1 if place.loops else max(1, min(self.runs, loop.length // 2))
+        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
+        is_short = whole_steps and jaxprs.num_equations(eqn) <= MAX_ACCUMULATED
+        if is_short and not place.loops and not jaxprs.trains(loop):
+            return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
+        # Runs of one iteration would be unrolled. Of whole steps nothing is kept in another way.
+        is_one = whole_steps or bool(place.loops)
+        count = 1 if is_one else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]
         parts = [self.split(x, ends, place) for x in xs]
         stacks: list[Sequence[FlatAtom]] = [[]] * count
-        # In the order of iterations, in which the carry goes from run to run.
+        # In the order of iterations, in which the carry passes from run to run.
         for k in reversed(range(count)) if loop.reverse else range(count):
             run = loop._replace(length=ends[k + 1] - ends[k])
             rows = [of_operand[k] for of_operand in parts]
@@ -297,7 +312,7 @@ class _Inliner:
     def loop(
         self, eqn, loop: jax_internals.Loop, operands, place: Scope
     ) -> tuple[list[FlatAtom], list[FlatAtom]]:
-        """Append a scan as a loop; its carry at the end, and its stacked results."""
+        """Append a scan as a loop; return its carry at the end, and its stacked results."""
         closed, fixed, carry, xs = operands
         boundary = self.boundary(place, loop.length, loop.reverse)
         boundary.loop.mirrors = self.mirrored(boundary.loop, xs, place)
@@ -313,7 +328,7 @@ class _Inliner:
         return [*map(boundary.carry_out, carried, made)], stacks
 
     def split(self, x: FlatAtom, ends: Sequence[int], place: Scope) -> Sequence[FlatAtom]:
-        """The rows of a stack for every run; those that runs have stacked are read as they are."""
+        """The rows of a stack for every run; stacks that runs have made are read directly."""
         if len(ends) == 2:
             return [x]
         if isinstance(x, FlatVar) and x.joined:
@@ -338,22 +353,22 @@ class _Inliner:
             return parts[0]
         first = parts[0]
         shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-        if is_constant(first):  # every run stacks the same
+        if is_constant(first):  # every run stacks the same constant
             return SplatConstant(shape, first.dtype, first.value)
         out = FlatVar(shape, first.dtype, joined=tuple(parts))
         self.append(*jax_internals.concatenating(0), [*parts], [out], place)
         return out
 
     def mirrored(self, loop: FlatLoop, xs: Sequence[FlatAtom], place: Scope) -> int | None:
-        """The forward scan of which a scan of the backward pass reads the stacked residuals.
+        """The forward scan whose stacked residuals a scan of the backward pass reads.
 
-        Each is read by the first scan that runs through it backwards.
+        Each forward scan is read by the first scan that runs through it backwards.
         """
         if self.form != "pair" or place.loops or "transpose(" not in place.stack:
             return None
-        # The transpose of a scan of length n is one of length n in the other direction, which reads
-        # the first one's stacks. A scan of the user's that goes through its own stack backwards
-        # would be one too, were it not in the forward pass.
+        # The transpose of a scan of length n is a scan of length n in the other direction, which
+        # reads the stacks of the first one. A user's scan that runs through its own stack backwards
+        # would also match, except that it is in the forward pass.
         taken = {other.mirrors for other in self.loops}
         stacked = [x.rows[0] for x in xs if isinstance(x, FlatVar) and x.rows is not None]
         for number in stacked:
@@ -370,8 +385,8 @@ class _Inliner:
 
     def while_loop(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append a loop whose length depends on data: its condition, then its body."""
-        # In one body, of the same carry, so that both are decided together. Execution runs the part
-        # before ``while_condition`` for the condition, and all of it for the body.
+        # Both are in one body, with the same carry, so that they are decided together. Execution
+        # runs the part before ``while_condition`` for the condition, and all of it for the body.
         loop = jax_internals.while_of(eqn)
         first_carry = loop.num_condition_consts + loop.num_body_consts
         fixed = inputs[: loop.num_condition_consts], inputs[loop.num_condition_consts : first_carry]
@@ -404,7 +419,7 @@ class _Inliner:
         return [*carry, *(self.stack(rows, y.aval, place) for rows, y in pairs)]
 
     def along(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
-        """``stack`` and ``unstack`` along any axis; scans do the same along the first."""
+        """``stack`` and ``unstack`` along any axis, as scans do along the first."""
         axis = eqn.params["axis"]
         if eqn.primitive.name == "stack":
             return [self.stack(inputs, eqn.outvars[0].aval, place, axis)]
@@ -415,8 +430,8 @@ class _Inliner:
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, SplatConstant):
             return SplatConstant(shape, x.dtype, x.value)
-        # A residual of layer i, which the forward scan has stacked: read as it was computed, so it
-        # can be kept in its own way and placements. The stack itself is dead code then.
+        # A residual of layer i, which the forward scan has stacked, is read as it was computed, so
+        # that it can be kept in its own way and placements. The stack itself is then dead code.
         if x.unstacked is not None and axis == 0:
             return x.unstacked[i]
         if x.shape[axis] == 1:
@@ -455,9 +470,9 @@ class _Inliner:
 
 
 def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
-    """The jaxpr by which JAX computes a primitive, if the primitive has no rule of its own."""
-    # Only where it would be replicated otherwise: a rule, also an inferred one, keeps one operator
-    # with one decision, and a decomposition has many.
+    """The jaxpr by which JAX computes a primitive, if the primitive has no rule here."""
+    # Only if it would otherwise be replicated: a rule, even an inferred one, keeps one operator
+    # with one decision, while a decomposition has many.
     function = jax_internals.decomposition(eqn.primitive)
     if function is None or eqn.primitive.name in RULES:
         return None

@@ -1,9 +1,10 @@
-"""Which results of a step are the new values of which arguments.
+"""The results of a step that are new values of its arguments.
 
-New parameters have the structure, shapes and dtypes of the old ones, and so have other results by
-chance: a product of square matrices, a reconstruction of the batch. A new value is computed from
-the old one element by element, as ``p - 0.1 * g`` and ``0.9 * m + 0.1 * g`` are, or writes some of
-its elements. A tree of several leaves is known by its structure, too; an array is not.
+New parameters have the structure, shapes and dtypes of the old ones, but other results may have
+them by chance, such as a product of square matrices or a reconstruction of the batch. A new value
+is computed from the old one element by element, as in ``p - 0.1 * g`` and ``0.9 * m + 0.1 * g``, or
+overwrites some of its elements. A tree of several leaves is also recognised by its structure; an
+array is not.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tensorstate.ir.trees import first_difference, path_name
 from tensorstate.rules import elementwise
 from tensorstate.tracing.flat import FlatJaxpr
 
-# Primitives that hand on the elements of their first operand, or write some of them.
+# Primitives that return the elements of their first operand, or overwrite some of them.
 _WRITES = frozenset(
     ["carry_in", "carry_out", "fill", "dynamic_update_slice", "scatter", "scatter-add"]
 )
 
 
 def shape_text(shape: jax.ShapeDtypeStruct) -> str:
-    """Dtype and shape, as in ``float32[4, 6]``."""
+    """Dtype and shape, such as ``float32[4, 6]``."""
     return f"{shape.dtype}{list(shape.shape)}"
 
 
@@ -40,7 +41,7 @@ def leaf_difference(a: Any, b: Any) -> str | None:
 
 
 class _Part(NamedTuple):
-    """An argument, or a part of the result: a tree, and the number of its first leaf."""
+    """An argument, or a part of the result, as a tree and the number of its first leaf."""
 
     tree: Any
     start: int
@@ -61,7 +62,7 @@ def new_values(program: FlatJaxpr, args: Sequence[Any], results: Sequence[Any]) 
     computed, by_structure = list[list[_Part]](), list[list[_Part]]()
     given = [*_parts(args)]
     for arg in given:
-        # Results of the step first, then what is inside of them, as in a dictionary of results.
+        # The results of the step come first, then their parts, as in a dictionary of results.
         whole, count = [*_parts(results)], len(arg.leaves)
         parts = [*whole, *(inner for part in whole for inner in _inner(part, count))]
         same = [p for p in parts if count and leaf_difference(p.tree, arg.tree) is None]
@@ -71,8 +72,8 @@ def new_values(program: FlatJaxpr, args: Sequence[Any], results: Sequence[Any]) 
         ]
         computed.append([part for part, is_made in zip(same, bits, strict=True) if is_made])
         by_structure.append([p for p in same if p in whole and not _is_array(p.tree)])
-    # Of parameters and momenta, equal trees, new parameters are computed from both, and new momenta
-    # from momenta alone: who has fewer choices is first.
+    # Parameters and momenta are equal trees; new parameters are computed from both, and new momenta
+    # only from momenta. So the result with fewer candidates is matched first.
     for number in sorted(range(len(given)), key=lambda n: len(computed[n]) or math.inf):
         choices = [*computed[number], *by_structure[number]]
         free = (part for part in choices if pairs.keys().isdisjoint(part.leaves))
@@ -92,7 +93,7 @@ def _parts(trees: Sequence[Any], start: int = 0) -> Iterator[_Part]:
 
 
 def _inner(part: _Part, count: int) -> Iterator[_Part]:
-    """The trees of so many leaves inside of a tree, itself left out."""
+    """The trees with the given number of leaves inside a tree, without the tree itself."""
     leaves, structure = jax.tree.flatten(part.tree)
     start = 0
     for child in structure.children():
@@ -106,7 +107,7 @@ def _inner(part: _Part, count: int) -> Iterator[_Part]:
 
 
 def _made_of(program: FlatJaxpr) -> list[int]:
-    """For every output a bit for every input from which it is computed element by element."""
+    """For every output, a bit for each input from which it is computed element by element."""
     made = {id(variable): 1 << i for i, variable in enumerate(program.inputs)}
     for eqn in program.eqns:
         name = eqn.primitive.name

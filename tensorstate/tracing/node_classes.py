@@ -1,12 +1,12 @@
 """Nodes and node classes: fused chains of elementwise operators, and identical layers.
 
 A chain of elementwise operators of one phase on the same factors is one node. Outside of the
-optimizer a sum of two full tensors is a node of its own: residual branches meet there, and
+optimizer a sum of two full tensors is a node of its own, because residual branches meet there and
 placements often change. Nodes with identical operators and neighbourhoods form a class, found by
-colour refinement (Weisfeiler and Leman, 1968). Few rounds suffice: all layers but those next to the
-first or the last one are in the same classes, whatever their number. Where two rounds leave many
-classes, one round is taken: then the first and the last layer are decided like those between them,
-and a program of two mesh axes is solved in a fifth to a half of the time.
+colour refinement (Weisfeiler and Leman, 1968). Few rounds suffice: all layers except those next to
+the first or the last one are then in the same classes, for any number of layers. If two rounds
+leave many classes, only one round is used. The first and the last layer are then decided like those
+between them, and a program of two mesh axes is solved in a fifth to a half of the time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
 from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor, Untied
 
-# A round tells nodes apart by their neighbours' classes. Many rounds would tell layers by their
-# distance from the first and the last one, until each is a class of its own.
+# A round distinguishes nodes by their neighbours' classes. Many rounds would distinguish layers by
+# their distance from the first and the last one, until each is a class of its own.
 ROUNDS = 2
 
-# Classes beyond which a second round is not worth its time. A decoder has 201 with it and 151
-# without, at any depth; the step of a plan was the same on all models tried (2 x 4 devices).
+# With more classes a second round is not worth its time. A decoder has 201 with it and 151 without,
+# at any depth; the step of a plan was the same on all models tried (2 x 4 devices).
 MOST_CLASSES = 150
 
 Classes = tuple[tuple[int, ...], ...]
@@ -39,12 +39,12 @@ def group_nodes(
     """The nodes of a graph, their classes, and the edges between them.
 
     Args:
-        tensors, operators, outputs: of the graph.
-        stages: of every operator, if the step has several: all nodes of a class, and all operators
-            of a node, are in one stage.
-        loops: of the graph. Both ends of a carry are of one class.
-        ties: further pairs of operators with equal labels that are of one class.
-        untied: inputs that pins tell apart.
+        tensors, operators, outputs: those of the graph.
+        stages: the stage of every operator, if the step has several: all nodes of a class, and all
+            operators of a node, are in one stage.
+        loops: loops of the graph. Both ends of a carry are in one class.
+        ties: further pairs of operators with equal labels that are in one class.
+        untied: inputs that pins distinguish.
     """
     mirrored = {loop.mirrors for loop in loops}
     around = [_stage(operator, loops, mirrored) for operator in operators]
@@ -52,7 +52,7 @@ def group_nodes(
     chains = _fused_chains(tensors, operators, stages)
     nodes = [_chain(i, members, operators) for i, members in enumerate(chains)]
     for tensor in tensors:
-        if tensor.producer is None:  # unused inputs too: they take memory
+        if tensor.producer is None:  # unused inputs, too, because they take memory
             # A PartitionSpec can shard only the major position of a dimension.
             minor = frozenset(p for positions in tensor.array_dims or () for p in positions[1:])
             sizes, index = tensor.sizes, tensor.index
@@ -60,8 +60,8 @@ def group_nodes(
     edges = _edges(nodes, tensors, operators)
     groups = {} if untied is None else untied.groups
     class_ids = _refine(nodes, edges, tensors, operators, outputs, stages, groups)
-    # With the two ends of a carry all nodes of their classes become one: also those of identical
-    # loops, one after the other.
+    # Joining the two ends of a carry joins all nodes of their classes, including those of identical
+    # successive loops.
     node_of = {member.operator: node.index for node in nodes for member in node.members}
     ends = [
         (node_of[enter], node_of[leave])
@@ -80,9 +80,9 @@ def group_nodes(
 
 
 def _stage(operator: Operator, loops: Sequence[Loop], mirrored: Set[int | None]) -> Hashable:
-    """Of an operator in a body: how often the loops around it run, outermost first.
+    """For an operator in a body, the lengths of the loops around it, outermost first.
 
-    Not which loops: identical loops, one after the other, are decided once.
+    Lengths rather than the loops, so that identical successive loops are decided once.
     """
     if not operator.loops:
         return None
@@ -90,7 +90,7 @@ def _stage(operator: Operator, loops: Sequence[Loop], mirrored: Set[int | None])
 
 
 def _merged(class_ids: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """The classes after the classes of some pairs of nodes have become one."""
+    """The classes after joining the classes of some pairs of nodes."""
     of = {class_id: class_id for class_id in class_ids}
 
     def find(class_id: int) -> int:
@@ -129,8 +129,8 @@ def _fused_chains(
 ) -> list[list[Member]]:
     """The operators of every node, with their labels renamed to those of its first operator."""
     # One pass in the order of execution: an operator joins the chain of each producer that it can
-    # fuse with, and so joins these chains to one. Of ``gelu(x) * y``, with y from a chain of its
-    # own, both chains and the product are one node, since all have the same labels.
+    # fuse with, and so merges these chains into one. For ``gelu(x) * y``, where y comes from
+    # another chain, both chains and the product are one node, since all have the same labels.
     chain_of = list(range(len(operators)))
     labels = [tuple(range(len(operator.sizes))) for operator in operators]
     members = [[i] for i in chain_of]
@@ -162,7 +162,7 @@ def _fused_chains(
             members[b] = []
     chains = []
     for chain in map(sorted, filter(None, members)):
-        # The first operator need not be the one that named the labels, where chains were joined.
+        # If chains were joined, the first operator need not be the one that named the labels.
         first = {label: i for i, label in enumerate(labels[chain[0]])}
         chains.append([Member(i, tuple(first[label] for label in labels[i])) for i in chain])
     return chains
@@ -171,8 +171,8 @@ def _fused_chains(
 def _can_fuse(operator: Operator) -> bool:
     """Whether an operator may be part of a chain.
 
-    Operators on scalars may not: a chain with a scalar that all layers read would make the layer of
-    that chain differ from the others.
+    Operators on scalars may not, because a chain with a scalar that all layers read would make the
+    layer of that chain differ from the others.
     """
     if operator.kind != "elementwise" or len(operator.results) != 1 or not operator.sizes:
         return False
@@ -201,8 +201,8 @@ def _edges(
         for member in node.members:
             for use in operators[member.operator].results:
                 source[use.tensor] = (node.index, _relabel(use.labels, member))
-    # A product of a matrix with its transpose reads one tensor by two sets of labels: two edges, of
-    # which either may need the tensor in other placements.
+    # A product of a matrix with its transpose reads one tensor with two sets of labels. These are
+    # two edges, each of which may need the tensor in other placements.
     operands_of: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for node in nodes:
         for member in node.members:
@@ -285,7 +285,7 @@ def _node_signature(
         parts.append(
             (
                 *(operator.primitive, operator.sizes, inside, results),
-                *(reductions, operator.linear, operator.pin, operator.ring),
+                *(reductions, operator.linear, operator.pin, operator.pairing),
             )
         )
     return (node.kind, node.phase, node.sizes, node.need_replication, tuple(parts))
@@ -298,7 +298,7 @@ def _edge_signatures(
     operators: Sequence[Operator],
     outputs: Sequence[Output],
 ) -> list[tuple[int, int, int, int]]:
-    """Pairs of neighbouring nodes, with the number of their edge's signature at either end."""
+    """Pairs of neighbouring nodes, with the number of their edge's signature at each end."""
     member_of = {
         member.operator: (node.index, i) for node in nodes for i, member in enumerate(node.members)
     }
@@ -307,8 +307,8 @@ def _edge_signatures(
     for edge in edges:
         producer = tensors[edge.tensor].producer
         member = -1 if producer is None else member_of[producer][1]
-        # Operands of a concatenation are interchangeable: else every layer whose row an unrolled
-        # scan stacks would be a class of its own.
+        # Operands of a concatenation are interchangeable; otherwise every layer whose row an
+        # unrolled scan stacks would be a class of its own.
         operands = tuple(
             (member_of[o][1], -1 if operators[o].primitive == "concatenate" else k)
             for o, k in edge.operands
@@ -316,8 +316,8 @@ def _edge_signatures(
         signature = (member, edge.source_labels, edge.target_labels, operands)
         pairs.append((edge.source, edge.target))
         signatures += [("reads", signature), ("read", signature)]
-    # An argument and its new value are neighbours too, without an edge: the parameters of layers 0
-    # and 1 are told apart, or not, as their updates are.
+    # An argument and its new value are also neighbours, without an edge: the parameters of two
+    # layers are distinguished exactly if their updates are.
     for output in outputs:
         tensor = output.view.tensor
         if output.updates is None or tensor is None:

@@ -1,8 +1,9 @@
-"""A flat program on longer arrays: what added rows hold, and the masks where that matters.
+"""A flat program on longer arrays: the content of added rows, and masks where it matters.
 
-Arguments have zeros in the added rows; of every other array it is known what they hold (its
-*fill*), or not. A product of zero and an unknown number is unknown, since it may be infinite: so
-an array that is not computed from constants and zeros alone is masked before it is summed.
+Arguments have zeros in the added rows. For every other array the value in its added rows (its
+*fill*) is either known or not. A product of zero and an unknown number is unknown, since the number
+may be infinite. So an array that is not computed only from constants and zeros is masked before it
+is summed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tensorstate.tracing.flat import (
 from tensorstate.tracing.propagate import FactorTable, Related
 
 Leaves = tuple[tuple[int, ...], ...]  # for every dimension its unsplit factors, major first
-Fill = np.ndarray | None  # the value of all added rows of an array; None if it is not known
+Fill = np.ndarray | None  # the value of all added rows of an array; None if it is unknown
 
 
 class RefusedError(Exception):
@@ -46,7 +47,7 @@ class Padder:
     Args:
         dims: the factors of all arrays.
         longer: padded sizes of factors.
-        handlers: by primitive, what writes an equation that is not elementwise.
+        handlers: for each primitive, a function that writes an equation that is not elementwise.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Padder:
         self.dims, self.longer, self.handlers = dims, longer, handlers
         self.eqns: list[FlatEqn] = []
         self._new: dict[int, FlatVar] = {}
-        self._fill: dict[int, Fill] = {}  # of the variables of the old program
+        self._fill: dict[int, Fill] = {}  # for the variables of the old program
         self._masked: dict[object, FlatVar] = {}
         self._leaves: dict[int, Leaves] = {}
         self._written: dict[int, FlatEqn] = {}
@@ -69,7 +70,7 @@ class Padder:
         """The program on longer arrays.
 
         Raises:
-            RefusedError: naming factors that an equation does not allow.
+            RefusedError: an equation does not allow some factors; the error names them.
         """
         inputs = [self.variable(x, fill=zero_of(x)) for x in program.inputs]
         constants = [
@@ -87,7 +88,7 @@ class Padder:
         return FlatJaxpr(inputs, constants, self.eqns, outputs, [*map(self.loop, program.loops)])
 
     def loop(self, loop: FlatLoop) -> FlatLoop:
-        """A loop of the equations as they are written now."""
+        """A loop with the equations as written so far."""
         carries = [(self._written[id(a)], self._written[id(b)]) for a, b in loop.carries]
         condition = None if loop.condition is None else self._written[id(loop.condition)]
         return dataclasses.replace(loop, carries=carries, condition=condition)
@@ -125,12 +126,12 @@ class Padder:
         return tuple(map(math.prod, self.sizes(x)[1])) if self.padded(x) else x.shape
 
     def refuse(self, reason: str, *where: tuple[FlatVar, Iterable[int]]) -> RefusedError:
-        """The refusal of the padded factors of some dimensions of arrays."""
+        """A refusal of the padded factors of some dimensions of arrays."""
         leaves = {leaf for x, dims in where for d in dims for leaf in self.leaves(x)[d]}
         return RefusedError(leaves & self.longer.keys(), reason)
 
     def variable(self, x: FlatVar, fill: Fill) -> FlatVar:
-        """The longer array in place of an array."""
+        """The longer array that replaces an array."""
         padded = self.padded(x)
         if padded and not isinstance(x.dtype, np.dtype):
             raise self.refuse(f"an array of {x.dtype} has no zeros", (x, padded))
@@ -143,7 +144,7 @@ class Padder:
         return PaddedArray("", *self.sizes(x)).pad(np.asarray(value)) if self.padded(x) else value
 
     def updated(self, atom: FlatAtom, argument: FlatVar) -> FlatAtom:
-        """The new value of an argument: of its padded factors, zero in the added rows."""
+        """The new value of an argument, with zeros in the added rows of its padded factors."""
         padded = self.padded(argument)
         if isinstance(atom, SplatConstant):
             if padded and np.any(np.asarray(atom.value)):
@@ -167,7 +168,7 @@ class Padder:
     def masked(
         self, x: FlatAtom, dims: Iterable[int], value: Fill, eqn: FlatEqn | None
     ) -> FlatAtom:
-        """An array with a value in the added rows of some dimensions, for an equation to read."""
+        """An array with a given value in the added rows of some dimensions, for an equation."""
         if isinstance(x, SplatConstant) or value is None:
             return x
         dims = self.padded(x) & frozenset(dims)
@@ -175,8 +176,8 @@ class Padder:
             return self._new[id(x)]
         outside: Context = ("", (None, None), None, x.loops)
         context = outside if eqn is None else context_of(eqn)
-        # One mask for all readers in the same pass: a forward one that the backward pass read too
-        # would be saved for it.
+        # One mask serves all readers of a pass: if the backward pass also read a mask of the
+        # forward pass, it would have to be saved.
         key = (id(x), dims, value.tobytes(), "transpose(" in context[0], *context[2:])
         if key not in self._masked:
             sizes, padded = self.sizes(x)
@@ -188,7 +189,7 @@ class Padder:
     # ------------------------------------------------------------------ equations
 
     def equation(self, eqn: FlatEqn, relation: Related | None) -> None:
-        """Append an equation on longer arrays, behind the masks that it needs."""
+        """Append an equation on longer arrays, after the masks that it needs."""
         if not any(dims for _, dims in self.where(eqn)):
             self.write(eqn, [self.atom(x) for x in eqn.inputs], eqn.params, None)
         elif relation is None:
@@ -210,7 +211,7 @@ class Padder:
         return [(x, self.padded(x)) for x in variables]
 
     def atom(self, x: FlatAtom) -> FlatAtom:
-        """The atom that is read in place of an array."""
+        """The atom that is read instead of an array."""
         return self._new[id(x)] if isinstance(x, FlatVar) else x
 
     def write(
@@ -223,9 +224,9 @@ class Padder:
         self.eqns.append(made)
 
     def check_labels(self, eqn: FlatEqn, sharding: ShardingRule) -> None:
-        """Refuse dimensions of one label of which one is padded and one is not."""
-        # Dimensions of one label have the same factors, but for those without a common splitting:
-        # there one may be padded and the other not.
+        """Refuse dimensions of one label of which one is padded and another is not."""
+        # Dimensions of one label have the same factors, except for those without a common
+        # splitting: of these, one may be padded and another not.
         first: dict[int, tuple[FlatVar, int]] = {}
         for x, d, label in _labelled(eqn, sharding):
             other, at = first.setdefault(label, (x, d))
@@ -236,7 +237,7 @@ class Padder:
                     raise self.refuse(reason, *both)
 
     def splat(self, eqn: FlatEqn, sharding: ShardingRule) -> list[FlatAtom]:
-        """The operands of an equation, repeated scalars in their longer shapes."""
+        """The operands of an equation, with repeated scalars in their longer shapes."""
         sizes = {label: self.shape(x)[d] for x, d, label in _labelled(eqn, sharding)}
         made = []
         for x, labels in zip(eqn.inputs, sharding.arguments, strict=True):
@@ -256,7 +257,7 @@ class Padder:
             raise self.refuse(reason, *where)
 
     def view(self, eqn: FlatEqn) -> None:
-        """A reshape, transpose or broadcast: added rows stay what they are."""
+        """A reshape, transpose or broadcast, which leaves added rows unchanged."""
         (x, *_), (out,) = eqn.inputs, eqn.outputs
         shape, fill = self.shape(out), self.fill(x)
         params = dict(eqn.params)
@@ -264,20 +265,20 @@ class Padder:
             params["new_sizes"] = shape
         elif eqn.primitive.name == "broadcast_in_dim":
             params["shape"] = shape
-            # Where a padded dimension is new in the result, its added rows repeat the array itself.
+            # If a padded dimension is new in the result, its added rows repeat the array itself.
             kept = {params["broadcast_dimensions"][d] for d in self.padded(x)}
             fill = fill if kept == self.padded(out) else None
         self.write(eqn, [self.atom(x)], params, fill)
 
     def elementwise(self, eqn: FlatEqn, sharding: ShardingRule) -> None:
-        """The fill of the result is computed where all operands have one in the same rows."""
+        """Compute the fill of the result if all operands have one in the same rows."""
         inputs = self.splat(eqn, sharding)
         if eqn.primitive.name == "optimization_barrier":
             self.write(eqn, inputs, eqn.params, None)
             for x, out in zip(eqn.inputs, eqn.outputs, strict=True):
                 self._fill[id(out)] = self.fill(x)
             return
-        # ``exp`` of a fill of 0 is a fill of 1, computed here on scalars.
+        # For example ``exp`` of a fill of 0 is a fill of 1, which is computed here on scalars.
         padded = self.padded(eqn.outputs[0])
         fills = [
             self.fill(x) if isinstance(x, SplatConstant) or self.padded(x) == padded else None
@@ -300,7 +301,7 @@ Context = tuple[str, tuple[Any, Any], int | None, tuple[int, ...]]
 
 
 def context_of(eqn: FlatEqn) -> Context:
-    """Name stack, source, remat region and loops of an equation, for one beside it."""
+    """Name stack, source, remat region and loops of an equation, for another one next to it."""
     return eqn.stack, eqn.infos, eqn.remat_region, eqn.loops
 
 
@@ -310,12 +311,12 @@ def zero_of(x: FlatVar) -> Fill:
 
 
 def equal(a: Fill, b: Fill) -> bool:
-    """Whether both are known, and the same bits."""
+    """Whether both fills are known and have the same bits."""
     return a is not None and b is not None and a.tobytes() == b.tobytes()
 
 
 def _computed(eqn: FlatEqn, fills: Sequence[Fill]) -> Fill:
-    """The fill of an elementwise result, if it can be computed from those of its operands."""
+    """The fill of an elementwise result, if the operands' fills determine it."""
     known = [fill for fill in fills if fill is not None]
     out = eqn.outputs[0]
     if len(known) < len(fills) or len(eqn.outputs) > 1 or not isinstance(out.dtype, np.dtype):

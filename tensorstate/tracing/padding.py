@@ -1,10 +1,10 @@
 """Pads dimensions of a flat program, so that mesh axes divide them, without changing its results.
 
-A factor of n elements gets more, wherever it occurs. An equation may have a padded dimension only
-if it is listed here: where it treats every row alone, added rows are added rows of its result;
-where it mixes rows, they are masked with the element that changes nothing; and where
-indices say which row, they keep their bounds. Any other equation refuses, and its factors stay as
-they are. New values of arguments are masked with zeros again.
+A factor of n elements gets more elements wherever it occurs. An equation may have a padded
+dimension only if it is listed here. If it treats every row independently, added rows give added
+rows of its result. If it mixes rows, they are masked with the neutral element. If indices select
+rows, the indices keep their bounds. Any other equation refuses, and its factors are not padded. New
+values of arguments are masked with zeros again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PaddedProgram:
 
     Attributes:
         program: the program on longer arrays.
-        inputs, outputs: by number, the leaves that have padded dimensions.
-        refused: by size, the line and the reason where a factor could not be padded.
+        inputs, outputs: numbers of the leaves that have padded dimensions.
+        refused: for each size of a factor that could not be padded, the line and the reason.
     """
 
     program: FlatJaxpr
@@ -45,10 +45,10 @@ class PaddedProgram:
     refused: Mapping[int, str]
 
     def check(self, sizes: Mapping[int, int]) -> None:
-        """Refuse sizes of which a dimension was not padded.
+        """Refuse sizes for which a dimension was not padded.
 
         Raises:
-            PlanError: naming the line that mixes its rows.
+            PlanError: a dimension was not padded; the error names the line that mixes its rows.
         """
         for size, reason in self.refused.items():
             raise PlanError(f"a dimension of {size} cannot be padded to {sizes[size]}: {reason}")
@@ -74,10 +74,10 @@ class PaddedProgram:
 
 
 def checked_sizes(pad_to: object) -> dict[int, int]:
-    """Sizes of dimensions with larger ones; empty for ``None``.
+    """Sizes of dimensions with their larger sizes; empty for ``None``.
 
     Raises:
-        PlanError: another type, or a padded size that is not the larger.
+        PlanError: a value has another type, or a padded size is not larger.
     """
     given: Any = {} if pad_to is None else pad_to
     sizes = dict(checks.instance(given, Mapping, "pad_to", PlanError))
@@ -93,12 +93,12 @@ def pad_program(
     updates: Mapping[int, int],
     names: tuple[Sequence[str], Sequence[str]],
 ) -> PaddedProgram:
-    """Pad every factor of an argument that has one of some sizes, where that is possible.
+    """Pad every factor of an argument that has one of the given sizes, if possible.
 
     Args:
         sizes: maps sizes of factors to their padded sizes.
         updates: maps outputs to the inputs whose new values they are.
-        names: of the inputs and of the outputs.
+        names: names of the inputs and of the outputs.
     """
     dims, related = propagate(program)
     longer = {
@@ -113,8 +113,8 @@ def pad_program(
         try:
             padded = padder.program(program, related, updates)
         except RefusedError as refusal:
-            # The equations before have padded the factor already: all of them once more without it,
-            # at most as often as there are factors.
+            # Earlier equations have already padded the factor, so all are written again without it,
+            # at most as many times as there are factors.
             for leaf in refusal.leaves:
                 longer.pop(leaf)
                 refused[dims.factors.size(leaf)] = refusal.reason
@@ -129,7 +129,7 @@ def pad_program(
             for names_of, of in zip(names, leaves, strict=True)
         )
         for k, updated in updates.items():
-            if updated in inputs:  # also where the new value is a constant
+            if updated in inputs:  # even if the new value is a constant
                 outputs[k] = inputs[updated]._replace(name=names[1][k])
         return PaddedProgram(padded, inputs, outputs, refused)
 
@@ -148,7 +148,7 @@ def _neutral(reduction: str, dtype: np.dtype) -> np.ndarray:
     if reduction == "and":
         return np.asarray(-1).astype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
-        # Some 8-bit floats have no infinity; there a cast gives NaN or the largest number.
+        # Some 8-bit floats have no infinity; their casts give NaN or the largest number.
         infinite = np.asarray(np.inf if reduction == "min" else -np.inf).astype(dtype)
         if np.isinf(infinite.astype(np.float32)):
             return infinite
@@ -169,7 +169,7 @@ _CUMULATIVE = {
 
 
 def _reduce(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Added rows change nothing in a reduction; of equal ones ``argmax`` takes the first."""
+    """Added rows do not change a reduction; among equal elements ``argmax`` takes the first."""
     (x,) = eqn.inputs
     name, value = eqn.primitive.name, _neutral(_REDUCTIONS[eqn.primitive.name], x.dtype)
     fill = padder.fill(x)
@@ -183,7 +183,7 @@ def _reduce(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _cumulate(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Added rows come last, so only a cumulation from the end sees them."""
+    """Added rows come last, so they matter only to a cumulation from the end."""
     (x,) = eqn.inputs
     if eqn.params["reverse"]:
         value = _neutral(_CUMULATIVE[eqn.primitive.name], x.dtype)
@@ -194,7 +194,7 @@ def _cumulate(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _top_k(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Of equal elements the first are taken, which are not added ones."""
+    """Among equal elements the first are taken, which are not added ones."""
     (x,) = eqn.inputs
     axis = eqn.params["axis"] % len(x.shape)
     if any(axis in padder.padded(out) for out in eqn.outputs):
@@ -204,9 +204,9 @@ def _top_k(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _product(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Both factors have zeros in the added rows of a sum."""
-    # Zero in one of them is not enough: the other may be infinite, as 1 / x of added rows of an
-    # argument, and 0 * inf is NaN.
+    """Both factors need zeros in the added rows of a sum."""
+    # Zero in one of them is not enough, because the other may be infinite, such as 1 / x in added
+    # rows of an argument, and 0 * inf is NaN.
     padder.forbid(eqn, sharding, sharding.need_replication)
     inputs = []
     given = zip(padder.splat(eqn, sharding), eqn.inputs, sharding.arguments, strict=True)
@@ -219,7 +219,7 @@ def _product(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _sized(param: str) -> Handler:
-    """Primitives of which a parameter is the shape of the result; rows of a label are alone."""
+    """Primitives with the result's shape as a parameter; rows of a label are independent."""
 
     def write(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
         padder.forbid(eqn, sharding, sharding.need_replication)
@@ -228,7 +228,7 @@ def _sized(param: str) -> Handler:
             params[param] = padder.shape(eqn.outputs[0])
         fills = [padder.fill(x) for x in eqn.inputs if x.shape]
         same = all(equal(fills[0], fill) for fill in fills)
-        if sharding.kind == "window" and same:  # which may add up several rows
+        if sharding.kind == "window" and same:  # it may add up several rows
             same = not np.any(fills[0])
         padder.write(eqn, padder.splat(eqn, sharding), params, fills[0] if same else None)
 
@@ -236,7 +236,7 @@ def _sized(param: str) -> Handler:
 
 
 def _slice(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """A slice of the rows as traced has none of the added ones."""
+    """A slice of the traced rows contains none of the added ones."""
     (x,), (out,) = eqn.inputs, eqn.outputs
     params, shape = dict(eqn.params), padder.shape(out)
     limits = zip(params["limit_indices"], shape, strict=True)
@@ -248,7 +248,7 @@ def _slice(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _pad(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """A border beyond the rows as traced grows by the added rows, as a slice's gradient has one."""
+    """A border after the traced rows grows by the added rows, as in the gradient of a slice."""
     (x, border), (out,) = eqn.inputs, eqn.outputs
     config = [tuple(dimension) for dimension in eqn.params["padding_config"]]
     bordered = {d for d, dimension in enumerate(config) if dimension != (0, 0, 0)}
@@ -268,7 +268,7 @@ def _pad(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _iota(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Counts on through the added rows."""
+    """Continue counting through the added rows."""
     (out,), dimension = eqn.outputs, eqn.params["dimension"]
     if dimension in padder.padded(out) and len(padder.leaves(out)[dimension]) > 1:
         raise padder.refuse(f"iota numbers several factors ({eqn.source})", (out, {dimension}))
@@ -276,7 +276,7 @@ def _iota(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _random(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """The parameters keep the shape as traced, which numbers the bits (see ``rules.shapes``)."""
+    """Parameters keep the traced shape, which numbers the bits (see ``rules.shapes``)."""
     (out,) = eqn.outputs
     several = {d for d in padder.padded(out) if len(padder.leaves(out)[d]) > 1}
     if several:
@@ -285,7 +285,7 @@ def _random(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 
 def _loop_boundary(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """A carry has another value in every iteration, so its fill is not known."""
+    """A carry has another value in every iteration, so its fill is unknown."""
     padder.forbid(eqn, sharding, sharding.need_replication)
     (x,) = eqn.inputs
     rows = eqn.primitive.name in ("scan_row", "scan_stack", "fill")
@@ -294,13 +294,13 @@ def _loop_boundary(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None
 
 
 def _bounded(padder: Padder, eqn: FlatEqn, table: FlatVar | SplatConstant, dims) -> FlatAtom:
-    """The indices of a gather or scatter, in the bounds of the dimensions as traced.
+    """The indices of a gather or scatter, within the bounds of the traced dimensions.
 
     Args:
-        dims: the dimension of the table that every column of the indices is for.
+        dims: the dimension of the table that each column of the indices refers to.
     """
     index = eqn.inputs[1]
-    # A scatter into zeros has its sizes from the result.
+    # A scatter into zeros gets its sizes from the result.
     sized = table if isinstance(table, FlatVar) else eqn.outputs[0]
     padded = padder.padded(sized)
     columns = tuple(
@@ -325,7 +325,7 @@ def _bounded(padder: Padder, eqn: FlatEqn, table: FlatVar | SplatConstant, dims)
 
 
 def _check_rows(padder: Padder, eqn: FlatEqn, sized: FlatVar, dims, rows) -> None:
-    """Refuse indexed dimensions of which windows are longer than one row."""
+    """Refuse indexed dimensions whose windows are longer than one row."""
     wrong = (padder.padded(sized) & set(dims)) - set(rows)
     if wrong:
         reason = f"{eqn.primitive.name} takes several rows at once ({eqn.source})"
@@ -333,7 +333,7 @@ def _check_rows(padder: Padder, eqn: FlatEqn, sized: FlatVar, dims, rows) -> Non
 
 
 def _gather(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
-    """Rows as traced are looked up; other dimensions are taken as a whole."""
+    """Traced rows are looked up; other dimensions are taken as a whole."""
     (table, index), numbers = eqn.inputs, eqn.params["dimension_numbers"]
     padder.forbid(eqn, sharding, (f for f in sharding.arguments[1][-1:] if f is not None))
     made, bounded = padder.splat(eqn, sharding)
@@ -377,11 +377,12 @@ def _scatter(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     summed = [d for d, label in enumerate(labels) if label in sharding.reductions]
     if isinstance(update, FlatVar):
         inputs[2] = padder.masked(update, summed, zero_of(update), eqn)
-    elif np.any(np.asarray(update.value)):  # a constant for every row, added ones too
+    elif np.any(np.asarray(update.value)):  # a constant for every row, including added ones
         padder.forbid(eqn, sharding, sharding.reductions)
     inputs[1] = _bounded(padder, eqn, table, scattered)
-    # No update reaches an added row, so it stays as the table's; in other added dimensions windows
-    # of updates do reach it, and only a sum with zeros keeps it.
+    # No update reaches an added row of the table's indexed dimensions, so these rows do not change.
+    # Windows of updates do reach added rows of other dimensions, and only sums with zeros keep
+    # those.
     fill = padder.fill(table)
     only_rows = padder.padded(out) <= set(scattered)
     zero = np.zeros((), out.dtype)

@@ -1,10 +1,10 @@
 """Factors: the axes of a program, found by uniting and splitting the dimensions of its arrays.
 
-Every dimension of every array starts with a factor of its own. Two factors that an operator shows
-to be the same axis are united. A reshape of (batch * sequence) to (batch, sequence) splits the
-first factor into a major and a minor part, wherever it occurs. Dimensions of size 1 have no factor.
-So a batch that a step reshapes, transposes and multiplies is one factor from end to end, and
-sharding it is one decision. Factors are propagated equation by equation.
+Initially, every dimension of every array has a factor of its own. Two factors that an operator
+shows to be the same axis are united. A reshape of (batch * sequence) to (batch, sequence) splits
+the first factor into a major and a minor part, wherever it occurs. Dimensions of size 1 have no
+factor. So a batch that a step reshapes, transposes and multiplies is one factor from end to end,
+and its sharding is one decision. Factors are propagated equation by equation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Factors:
         self._parts: dict[int, tuple[int, int]] = {}
 
     def new(self, size: int) -> int:
-        """Add a factor that is united with no other."""
+        """Add a factor that is not united with any other."""
         self._parent.append(len(self._parent))
         self._size.append(size)
         return len(self._parent) - 1
 
     def size(self, factor: int) -> int:
-        """Elements along a factor."""
+        """Number of elements along a factor."""
         return self._size[factor]
 
     def find(self, factor: int) -> int:
@@ -50,16 +50,17 @@ class Factors:
         return factor
 
     def leaves(self, factor: int) -> tuple[int, ...]:
-        """The unsplit factors whose product a factor is, major first; empty if its size is 1."""
+        """The unsplit factors whose product is this factor, major first; empty if its size is 1."""
         factor = self.find(factor)
         if factor in self._parts:
             major, minor = self._parts[factor]
             return self.leaves(major) + self.leaves(minor)
         return (factor,) if self._size[factor] != 1 else ()
 
-    # Batch and sequence in a decoder: tokens [8, 16] start with factors b and s. ``x.reshape(128,
-    # width)`` is a new factor t, aligned with (b, s): t splits into (8, 16), its parts are united
-    # with b and s, and a weight that multiplies t later meets b and s in it.
+    # Example: batch and sequence in a decoder. Tokens [8, 16] start with factors b and s. The
+    # result of ``x.reshape(128, width)`` has a new factor t, aligned with (b, s): t splits into (8,
+    # 16), and its parts are united with b and s. A weight that later multiplies by t then involves
+    # b and s.
 
     def unite(self, a: int, b: int) -> None:
         """Unite two factors of the same size."""
@@ -72,17 +73,17 @@ class Factors:
             self._parent[b] = a
 
     def align_products(self, a: Iterable[int], b: Iterable[int]) -> None:
-        """Unite two products of factors, each given major first, splitting where needed.
+        """Unite two products of factors, each given major first, and split factors if needed.
 
-        Of (4, 6) and (8, 3), which are reshapes of one another, 8 splits into 4 and 2, and 6 into 2
-        and 3: both are (4, 2, 3).
+        For example, for (4, 6) and (8, 3), which are reshapes of one another, 8 splits into 4 and
+        2, and 6 into 2 and 3: both become (4, 2, 3).
 
         Raises:
-            UnalignedError: if neither of two aligned parts is a multiple of the other. Earlier
-                unions and splits stay: at worst, they distinguish fewer axes than there are.
+            UnalignedError: neither of two aligned parts is a multiple of the other. Earlier unions
+                and splits remain; at worst, factors have more parts than needed.
         """
-        # Both lists are stacks, the major factor on top: of 4 against 8, the 8 becomes 4 and 2, the
-        # 4 is united, and the 2 stays on top for the next factor on the left.
+        # Both lists are stacks, with the major factor on top. For 4 against 8, the 8 becomes 4 and
+        # 2, the 4 is united, and the 2 stays on top for the next factor on the left.
         left = [leaf for factor in a for leaf in self.leaves(factor)][::-1]
         right = [leaf for factor in b for leaf in self.leaves(factor)][::-1]
         if math.prod(map(self.size, left)) != math.prod(map(self.size, right)):
@@ -91,7 +92,7 @@ class Factors:
             x, y = self.find(left.pop()), self.find(right.pop())
             if x == y:
                 continue
-            if x in self._parts or y in self._parts:  # split since it was listed
+            if x in self._parts or y in self._parts:  # it has been split since it was listed
                 left.extend(reversed(self.leaves(x)))
                 right.extend(reversed(self.leaves(y)))
                 continue
@@ -115,9 +116,9 @@ class Factors:
 def reshape_segments(
     a: Sequence[int], b: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shortest consecutive dimensions of two shapes that have equal products, in order.
+    """The shortest consecutive dimensions of two shapes with equal products, in order.
 
-    Dimensions of size 1 are left out.
+    Dimensions of size 1 are omitted.
     """
     left = [d for d, size in enumerate(a) if size != 1]
     right = [d for d, size in enumerate(b) if size != 1]
@@ -152,7 +153,7 @@ class FactorTable:
         self._of: dict[FlatVar, Dims] = {}
 
     def of(self, variable: FlatVar) -> Dims:
-        """Factors of every dimension."""
+        """The factor of every dimension."""
         known = self._of.get(variable)
         if known is None:
             known = self._of[variable] = tuple(self.factors.new(size) for size in variable.shape)
@@ -170,13 +171,13 @@ class FactorTable:
 def propagate(
     program: FlatJaxpr, unknown: str = "replicate"
 ) -> tuple[FactorTable, list[Related | None]]:
-    """The factors of a whole program, and what relates them in every equation.
+    """The factors of a whole program, and the relation of factors in every equation.
 
     Args:
         unknown: as for ``propagate_factors``.
     """
-    # All equations before anybody reads a factor: a reshape at the end may split one of the first
-    # array, and a body's last equation one of its carry.
+    # All equations are processed before any factor is read: a reshape at the end may split a factor
+    # of the first array, and a body's last equation one of its carry.
     dims = FactorTable()
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
     for loop in program.loops:
@@ -189,7 +190,7 @@ def propagate(
 
 
 class Related(NamedTuple):
-    """The rule of an equation that is not a view, and the equation in the labels of the rule."""
+    """The rule of an equation that is not a view, and the equation with the labels of the rule."""
 
     rule: PrimitiveRule
     sharding: ShardingRule
@@ -200,13 +201,13 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
 
     Args:
         unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
-            "refuse" raises.
+            "refuse" raises an error.
 
     Returns:
         Its rule and labels, or ``None`` for a view.
 
     Raises:
-        PlanError: naming the primitive without a rule, and its line in the model.
+        PlanError: a primitive has no rule; the error names it and its line in the model.
     """
     name = eqn.primitive.name
     source = eqn.inputs[0] if name in VIEWS else None
@@ -230,7 +231,7 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
         for label, factor in zip(labels, dims.of(atom), strict=True):
             if label is None:
                 continue
-            # The first operand names the label, the others are united with it.
+            # The first operand defines the label, and the others are united with it.
             known = first.setdefault(label, factor)
             if known != factor:
                 unite(factors, known, factor)
@@ -254,18 +255,18 @@ def _argument(atom: FlatAtom) -> AbstractArray:
 
 def unite(factors: Factors, a: int, b: int) -> None:
     """Unite two factors of one size, if they have a common splitting."""
-    # Splittings without a common refinement: ``build`` marks the operator's label as replicated.
+    # Without a common splitting, ``build`` marks the operator's label as replicated.
     with contextlib.suppress(UnalignedError):
         factors.unite(a, b)
 
 
 def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable) -> bool:
-    """Set the factors of a view's result; false for a reshape that no splitting explains."""
+    """Set the factors of a view's result; return False for a reshape that no splitting explains."""
     out, of_source = eqn.outputs[0], dims.of(source)
     if name == "transpose":
         dims.set(out, [of_source[d] for d in eqn.params["permutation"]])
         return True
-    kept: dict[int, int] = {}  # by dimension of the result its factor
+    kept: dict[int, int] = {}  # the factor of each dimension of the result
     splits = []
     if name == "broadcast_in_dim":
         for d, at in enumerate(eqn.params["broadcast_dimensions"]):
@@ -282,8 +283,8 @@ def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable)
     new = dims.factors.new
     of_out = [kept[d] if d in kept else new(size) for d, size in enumerate(out.shape)]
     dims.set(out, of_out)
-    # Two products without a common splitting, as (6, 4) and (4, 6), make the reshape an operator,
-    # by ``rules.shapes.reshape``.
+    # If two products have no common splitting, such as (6, 4) and (4, 6), the reshape becomes an
+    # operator, by ``rules.shapes.reshape``.
     for ins, outs in splits:
         try:
             dims.factors.align_products([of_source[d] for d in ins], [of_out[d] for d in outs])

@@ -1,10 +1,10 @@
-"""Runs the user's function on abstract arguments, and says what is wrong with it in his own words.
+"""Runs the user's function on abstract arguments, and explains errors in the user's terms.
 
 A function may change an argument in place, as steps on ``flax.nnx`` models do. Under ``jax.jit``
-such a change would be lost; here the changed arguments become the first results of the step, as if
-it had been written with ``nnx.split`` and ``nnx.merge``. One that is written so returns itself what
-it changes, and its results are left as they are. A step under ``jax.jit`` or ``nnx.jit`` is the one
-inside.
+such a change would be lost. Here the changed arguments become the first results of the step, as if
+it had been written with ``nnx.split`` and ``nnx.merge``. A function that is written in this way
+returns its changes itself, and its results are not extended. For a step under ``jax.jit`` or
+``nnx.jit`` the function inside is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DATA_DEPENDENT = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
 )
-# Variables of ``flax.nnx`` that an evaluation changes too.
+# Variables of ``flax.nnx`` that an evaluation changes, too.
 _NOT_TRAINED = ("BatchStat", "Cache", "Intermediate", "Perturbation", "RngState")
 _SHOWN = 4  # leaves of an argument in an error
 _JAX = str(Path(jax.__file__).parent)
@@ -51,9 +51,10 @@ class StepJaxpr(NamedTuple):
     Attributes:
         closed: its jaxpr.
         shapes: the abstract arguments, with ``jax.ShapeDtypeStruct`` for arrays.
-        out_shape: the result likewise; a tuple that starts with the arguments changed in place.
+        out_shape: the result, in the same form; a tuple that starts with the arguments changed in
+            place.
         changed: numbers of the arguments that the function changes in place.
-        context: where it was traced.
+        context: the context in which it was traced.
     """
 
     closed: Any
@@ -69,12 +70,12 @@ def step_jaxpr(
     """The jaxpr of a function of abstract arguments.
 
     Args:
-        context: where the function is traced, with the types of its arguments; by default where
-            the caller is.
+        context: the context in which the function is traced, with the types of its arguments; that
+            of the caller by default.
 
     Raises:
-        PlanError: arguments that are not arrays or do not fit; a function that returns nothing,
-            stores values outside of it, has its own collectives, or data-dependent control flow or
+        PlanError: arguments are not arrays or do not fit; or the function returns nothing, stores
+            values outside of it, has its own collectives, or has data-dependent control flow or
             shapes.
     """
     step_fn = unjitted(step_fn)
@@ -85,8 +86,8 @@ def step_jaxpr(
         shapes = context.typed(shapes)
     changed: list[int] = []
 
-    # ``make_jaxpr`` unflattens the arguments, so ``pure`` has nnx objects of its own: a change in
-    # place shows as other leaves of these, and never reaches the caller's.
+    # ``make_jaxpr`` unflattens the arguments, so ``pure`` has its own nnx objects: a change in
+    # place appears as different leaves of these, and never reaches the caller's objects.
     def pure(*given):
         before = [jax.tree.leaves(arg) for arg in given]
         result = step_fn(*given)
@@ -140,7 +141,7 @@ def _shape(path, leaf) -> jax.ShapeDtypeStruct:
 
 
 def _struct(shape, dtype, sharding: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array; its sharding is part of it under Explicit axes only."""
+    """The type of an array; its sharding is part of it only under Explicit axes."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or AxisType.Explicit not in getattr(mesh, "axis_types", ()):
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -148,7 +149,7 @@ def _struct(shape, dtype, sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 def _argument_text(argument: Any) -> str:
-    """An argument in a few words: its type and some of its leaves, however deep it is."""
+    """An argument in a few words: its type and some of its leaves, at any depth."""
     leaves = [shape_text(leaf) for leaf in jax.tree.leaves(argument)]
     if isinstance(argument, jax.ShapeDtypeStruct):
         return leaves[0]
@@ -163,7 +164,7 @@ def _nnx_kinds(*names: str) -> tuple[type, ...]:
 
 
 def _is_lost(arg: Any, before: list[Any], returned: set[int]) -> bool:
-    """Whether a step has changed an argument in place, and does not return what is new itself.
+    """Whether a step has changed an argument in place, and does not return its new value itself.
 
     Args:
         before: the leaves that the argument had.
@@ -173,9 +174,9 @@ def _is_lost(arg: Any, before: list[Any], returned: set[int]) -> bool:
     new = {id(x) for x, y in pairs if x is not y}
     if not new:
         return False
-    # A model is changed for its caller, who has lost what is not returned. A state, as of
-    # ``nnx.split``, is changed because ``nnx.merge`` makes no copies of it: whoever returns some of
-    # it has chosen what, and counters of random numbers change in every evaluation.
+    # A model is changed for its caller, who loses everything that is not returned. A state, as from
+    # ``nnx.split``, is changed because ``nnx.merge`` does not copy it: a step that returns a part
+    # of it has chosen that part, and counters of random numbers change in every evaluation.
     if _holds(arg, "Pytree", "Object"):
         return not returned.issuperset(new)
     variables, kept = _nnx_kinds("Variable"), _nnx_kinds(*_NOT_TRAINED)
@@ -201,7 +202,7 @@ def _holds(tree: Any, *names: str) -> bool:
 def unjitted(step_fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function that ``jax.jit`` or ``nnx.jit`` runs.
 
-    A step and its jitted form are planned as one. Within ``jax.jit`` a model that is changed in
+    A step and its jitted form give the same plan. Within ``jax.jit`` a model that is changed in
     place is a copy, whose changes are lost; within ``nnx.jit`` everything seems changed.
     """
     nnx = sys.modules.get("flax.nnx")
@@ -241,7 +242,7 @@ def _jaxpr(function, shapes):
             f"{', '.join(map(_argument_text, shapes))})"
         ) from error
     except Exception as error:
-        # Of JAX's Explicit axes, and of Flax, which may not be installed.
+        # An error of JAX's Explicit axes or of Flax, which may not be installed.
         if type(error).__name__ == "ShardingTypeError":
             raise PlanError(f"the step does not fit the types of its arguments: {error}") from error
         if type(error).__name__ != "TraceContextError":
@@ -278,11 +279,11 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 # ---------------------------------------------------------------------- stored values
 
 
-# Values that are followed at most, nearest first: a step may reach a whole program, and 20,000
+# The most values that are followed, nearest first: a step may reach a whole program, and 20,000
 # values took a second per trace. A training script of Flax and Optax reaches some hundreds.
 MAX_VALUES = 2_000
 
-# Packages whose functions and objects hold nothing of a step.
+# Packages whose functions and objects never hold values of a step.
 _LIBRARIES = frozenset(
     ("jax", "jaxlib", "numpy", "flax", "optax", "tensorstate", "jaxcoll", "builtins")
 )
@@ -290,16 +291,16 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.gen
 
 
 def held_tracers(step: Callable[..., Any]) -> dict[str, jax_internals.Tracer]:
-    """Traced values that a step has stored outside of it, each by the expression that reads it.
+    """Traced values that a step has stored outside of it, each with the expression that reads it.
 
-    Tracing calls a step once, so a value that it stores is stored once, and is a tracer. A step
-    reaches such a place through the variables that it closes over, the globals that it names, the
-    object whose method it is, and the functions that it calls by any of these. From there values
-    are followed through containers and attributes of objects.
+    Tracing calls a step once, so a value that it stores is a tracer. A step reaches such places
+    through the variables that it closes over, the globals that it names, the object whose method it
+    is, and the functions that it calls in any of these ways. From there values are followed through
+    containers and attributes of objects.
     """
     found: dict[str, jax_internals.Tracer] = {}
     pending = deque([("", step)])
-    # References keep what is made on the way alive, so that no number is given twice.
+    # References keep intermediate objects alive, so that no id is used twice.
     seen = dict[int, Any]()
     while pending and len(seen) < MAX_VALUES:
         name, value = pending.popleft()
@@ -312,7 +313,7 @@ def held_tracers(step: Callable[..., Any]) -> dict[str, jax_internals.Tracer]:
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values that a value leads to, with expressions. No code of its class is called."""
+    """The values that a value leads to, with expressions. It does not call code of its class."""
     if isinstance(value, functools.partial):
         yield from ((name, part) for part in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, types.MethodType):
@@ -339,7 +340,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of a function that are not its own."""
+    """The variables of a function that are not local."""
     code, known = function.__code__, function.__globals__
     yield from ((name, known[name]) for name in code.co_names if name in known)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

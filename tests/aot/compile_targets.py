@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import Collective, Schedule, aot, synthesize, topologies
-from jaxcoll.execute.choice import configured
-from jaxcoll.execute.choice.configured import default_schedule, schedule_of
+from jaxcoll.execute.choice import in_force
+from jaxcoll.execute.choice.defaults import default_schedule, schedule_of
 from jaxcoll.execute.choice.transports import TRANSPORTS
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
@@ -120,7 +120,7 @@ def by_transports(target: aot.Target) -> None:
     for transport in TRANSPORTS[target.platform]:
         options = jc.compiler_options(mesh, schedule, transport=transport)
         config = {"algorithm": "direct", "lowering": "ssa", "transport": transport}
-        with configured.choosing(configured.Fixed({task: config})):
+        with in_force.choosing(in_force.Fixed({task: config})):
             if transport == "apart":
                 compiled = aot.compile_for(mesh, sums, x, [P("i")], P(), options=options)
             else:

@@ -146,7 +146,7 @@ def test_summary_of_permutes_in_flight():
     assert summary.in_flight == 2
     assert summary.together
     assert (summary.kernels, summary.matmuls) == (1 + 3 + 3, 1)
-    assert (summary.covered_kernels, summary.covered_matmuls) == (1 + 3, 1)
+    assert summary.covered_matmuls == 1
     assert summary.native == {"all-reduce": 1}
     assert summary.copies == {32: 2}  # not those from and into another memory
     assert (summary.copies_of(32), summary.copies_of(33)) == (2, 0)

@@ -192,6 +192,37 @@ def test_charges_are_those_that_every_schedule_pays():
     assert bound(torus, "all_gather", 1e6, execution=in_steps).time == pytest.approx(free + 6e-6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "received", "added"),
+    [
+        ("all_gather", 7 / 8, 0),
+        ("reduce_scatter", 7 / 8, 7 / 8),
+        ("all_reduce", 14 / 8, 7 / 8),
+        ("all_to_all", 7 / 8, 0),
+        ("broadcast", 1, 0),
+        ("reduce", 1, 7 / 8),
+        ("gather", 7 / 8, 0),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_schedule_pays_for_the_bytes_that_ranks_have_to_receive_and_add(
+    kind, received, added, shared
+):
+    """Of the busiest rank, or of all ranks; ``broadcast`` and ``reduce`` have one busy rank."""
+    torus, nbytes = topologies.torus(2, 4), 8e6
+    costs = ExecutionCosts("cpu", 0, 0, copied=1e-9, added=1e-10, shared=shared)
+    if shared:
+        is_of_one = kind in ("broadcast", "reduce", "gather")
+        received = 7 / 8 if kind == "gather" else 7 if is_of_one else 8 * received
+        added = 7 if kind == "reduce" else 8 * added
+    charge = bound(torus, kind, nbytes, execution=costs).charge
+    assert charge == pytest.approx(nbytes * (received * 1e-9 + added * 1e-10))
+    of_trees = ("bfb",) if kind in ("all_gather", "reduce_scatter", "all_reduce") else ()
+    for name in ("direct", *of_trees):
+        schedule = jc.synthesize(torus, kind, name, nbytes=nbytes)
+        assert float(costs.seconds(schedule, nbytes)) >= charge * (1 - 1e-12)
+
+
 def test_a_long_way_through_other_ranks_leaves_its_first_link_to_a_short_message():
     """So bounds that add latencies to bytes link by link are none of ranks that wait."""
     links = [(0, 1), (1, 2), (1, 3), (1, 4)]

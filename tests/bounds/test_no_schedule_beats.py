@@ -275,7 +275,7 @@ def test_a_tree_to_the_middle_of_a_line_and_back_is_nearly_the_bound():
 # ---------------------------------------------------------------------- all schedules that exist
 
 
-def _tiny(rng: random.Random) -> tuple[int, list[Wire]]:
+def tiny(rng: random.Random) -> tuple[int, list[Wire]]:
     ranks = rng.randint(2, 4)
     order = rng.sample(range(ranks), ranks)
     if rng.random() < 0.5:
@@ -322,7 +322,7 @@ def _chunks(
 def _check_optimum(seed: int, kind: str, parts: int, most_states: int) -> None:
     """Chunks of 1,000 bytes take a slot of a microsecond on a wire of one slot."""
     rng = random.Random(seed)
-    ranks, wires = _tiny(rng)
+    ranks, wires = tiny(rng)
     members = tuple(rng.sample(range(ranks), rng.randint(2, ranks)))
     wanting = rng.randint(1, len(members))
     chunks = _chunks(kind, ranks, members, parts, wanting)

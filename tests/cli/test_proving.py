@@ -51,7 +51,7 @@ def test_a_whole_hlo_program_is_proved_or_its_instruction_named(capsys, tmp_path
 def test_what_is_not_proved_ends_with_1_and_names_the_place(capsys, program, tmp_path):
     code, out, err = called(capsys, "prove", program, "--ranks", "5")
     assert (code, err) == (1, "")
-    assert out == "not proved: the file is of 4 ranks, asked was for 5\n"
+    assert out == "not proved: the file has 4 ranks, but 5 were asked for\n"
     wrong = tmp_path / "wrong.xml"
     wrong.write_text(programs.ring_all_reduce(4).replace('"rrcs"', '"rcs"', 1))
     code, out, _ = called(capsys, "prove", wrong, "--json")

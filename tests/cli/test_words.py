@@ -7,8 +7,9 @@ import json
 import pytest
 
 import jaxcoll as jc
-from jaxcoll.cli import application
+from jaxcoll.cli import application, schedules
 from jaxcoll.cli.words import in_options
+from jaxcoll.simulation import execution_costs
 from tests.cli.calls import arguments_of_python, called, refused
 
 SYNTH, CONVERT, COMPARE = (application.get_command(None, name) for name in  # type: ignore[arg-type]
@@ -227,6 +228,10 @@ def test_a_proof_of_a_group_says_so(capsys, tmp_path):
     options = ("torus:2x4", "--groups", "0-2,5", "-s", "ring", "-o", path)
     assert called(capsys, "synth", *options)[0] == 0
     assert "proved: every rank of 4 of 8 ranks ends with" in called(capsys, "verify", path)[1]
+
+
+def test_machines_of_options_are_those_of_the_library():
+    assert schedules.MACHINES == execution_costs.MACHINES
 
 
 def test_cpus_are_not_asked_to_feed_links_of_gpus(capsys):

@@ -16,6 +16,7 @@ from jaxcoll import measured
 from jaxcoll.contest import Answer, Entry, Verdict, contest
 from jaxcoll.contest.prices import MeasuredSteps, SheetSteps, price_of, step_loads
 from jaxcoll.errors import CollectiveError, FormatError, TopologyError
+from jaxcoll.simulation.execution_costs import costs_of
 from tests.strategies import topologies
 
 H100 = measured.machine_of("h100-host")
@@ -92,7 +93,9 @@ def test_every_machine_whose_permutes_were_measured_has_a_price_by_them():
     copied = {}
     for name, machine in measured.MACHINES.items():
         steps = MeasuredSteps.of(machine, machine.topology())
-        assert (steps is not None) == bool(measured.curves_of(name, "permute"))
+        # Of TPUs two sizes are published: too few to price a step by.
+        many = [each for _, each in measured.curves_of(name, "permute") if len(each.ns) > 2]
+        assert (steps is not None) == bool(many)
         copied[name] = None if steps is None else steps.copies.copied
     assert copied["mi300x-host"] == pytest.approx(copied["h100-host"] * 3.35 / 5.3)
 
@@ -169,7 +172,9 @@ HELD = {size: contest("fugaku-4x4x4", "all_to_all", [size]) for size in (2**20, 
 def test_prices_are_of_the_nearest_evidence():
     two, torus = (measured.machine_of(name) for name in ("h100-2-hosts", "fugaku-4x4x4"))
     assert isinstance(price_of(H100, H100.topology(4)), MeasuredSteps)
-    assert "fitted to h100-host" in price_of(two, two.topology()).said
+    charged = price_of(two, two.topology())
+    assert "fitted to published times of h100-host" in charged.said
+    assert charged.costs == costs_of("gpu")
     assert isinstance(price_of(torus, torus.topology()), SheetSteps)
 
 

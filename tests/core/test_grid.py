@@ -43,9 +43,6 @@ def test_grid_neighbours_are_one_apart(topology):
 
 def test_grid_facts():
     assert Grid((2, 3, 1), (True, True, True)).wrap == (False, True, False)
-    assert Grid((4, 1, 4), (True, False, True)).is_equal_sided
-    assert not Grid((4, 4), (True, False)).is_equal_sided
-    assert not Grid((4, 2), (True, True)).is_equal_sided
     assert torus(2, 3).grid == Grid((2, 3), (False, True))
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError, FormatError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.tune.trial import tasks_of
 from tests.execute.harness import integers, mesh_of, sharded
 
@@ -59,7 +59,7 @@ def test_every_collective_by_every_configuration_is_the_same(vma):
             for task in tasks
             if config["algorithm"] == "default" or task.collective in KINDS[config["algorithm"]]
         }
-        with configured.choosing(configured.Fixed(fixed)):
+        with in_force.choosing(in_force.Fixed(fixed)):
             found = step(x)
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -74,7 +74,7 @@ def test_gradients_go_through_every_configuration():
     x = integers((16,), np.float32)
     wanted = step(x)
     for config in CONFIGS:
-        with configured.choosing(configured.Fixed(dict.fromkeys(tasks_of(step, x), config))):
+        with in_force.choosing(in_force.Fixed(dict.fromkeys(tasks_of(step, x), config))):
             np.testing.assert_array_equal(step(x), wanted)
 
 
@@ -82,22 +82,22 @@ def test_programs_of_different_choices_never_mix():
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
     (task,) = tasks_of(step, x)
-    ring = configured.Fixed({task: {"algorithm": "ring"}})
+    ring = in_force.Fixed({task: {"algorithm": "ring"}})
 
     def permutes(choices) -> int:
-        with configured.choosing(choices):
+        with in_force.choosing(choices):
             return step.lower(x).as_text().count("collective_permute")
 
     assert permutes(None) == 0
     assert permutes(ring) > 0
     seen = []
-    with configured.choosing(ring):
-        thread = threading.Thread(target=lambda: seen.append(permutes(configured.current())))
+    with in_force.choosing(ring):
+        thread = threading.Thread(target=lambda: seen.append(permutes(in_force.current())))
         thread.start()
         thread.join()
     assert seen[0] == 0, "choices are those of a thread"
-    assert ring == configured.Fixed({task: {"algorithm": "ring"}})
-    assert ring != configured.Fixed({task: {"algorithm": "default"}})
+    assert ring == in_force.Fixed({task: {"algorithm": "ring"}})
+    assert ring != in_force.Fixed({task: {"algorithm": "default"}})
 
 
 def test_calls_that_say_how_they_run_are_no_tasks():
@@ -115,8 +115,8 @@ def test_calls_that_say_how_they_run_are_no_tasks():
 def test_bad_configurations_are_refused(config):
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
-    fixed = configured.Fixed({task: dict(config) for task in tasks_of(step, x)})
-    with configured.choosing(fixed), pytest.raises(CollectiveError):
+    fixed = in_force.Fixed({task: dict(config) for task in tasks_of(step, x)})
+    with in_force.choosing(fixed), pytest.raises(CollectiveError):
         step(x)
 
 

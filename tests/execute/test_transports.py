@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.calls import axes_of
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.execute.choice.transports import TRANSPORTS, alternatives, check_transport, is_grouped
 from jaxcoll.execute.layout import permute_together
 from jaxcoll.tune import tasks_of
@@ -55,7 +55,7 @@ def gathered(config):
     )
     x = np.arange(16.0, dtype=np.float32)
     (task,) = tasks_of(call, x)
-    with configured.choosing(configured.Fixed({task: config})):
+    with in_force.choosing(in_force.Fixed({task: config})):
         return str(jax.make_jaxpr(call)(x)), jax.jit(call)(x)
 
 
@@ -96,7 +96,7 @@ def test_gradients_keep_it():
     x = np.arange(16.0, dtype=np.float32)
     (task,) = tasks_of(mapped, x)
     config = {"algorithm": "ring", "transport": "combined"}
-    with configured.choosing(configured.Fixed({task: config})):
+    with in_force.choosing(in_force.Fixed({task: config})):
         text = str(jax.make_jaxpr(mapped)(x))
     assert "jaxcoll_reduce_scatter" in text
     assert "grouped=True" not in text

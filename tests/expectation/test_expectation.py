@@ -114,8 +114,8 @@ def test_a_log_of_something_else_is_refused(tmp_path):
 
 
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(FormatError, match="nobody has measured a machine 'h200-host'"):
-        jc.expect("h200-host")
+    with pytest.raises(FormatError, match="nobody has measured a machine 'h300-host'"):
+        jc.expect("h300-host")
     with pytest.raises(FormatError, match="measured with 2 to 72 ranks, not with 73"):
         jc.expect("gb200-rack:73")
     with pytest.raises(FormatError, match="not a machine's name and a number of ranks"):

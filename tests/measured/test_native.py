@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.measured import Curve
-from jaxcoll.measured.native import at, at_size
+from jaxcoll.measured.native import at, at_size, rising
 
 
 def curve(sizes, law, ranks=8, step=0.0) -> Curve:
@@ -76,3 +78,38 @@ def test_rounding_is_stated():
     found = at_size(rough, 2**10)
     assert found is not None
     assert found.uncertainty == pytest.approx(0.5e7 / (2**10 / 1e-4))
+
+
+TIMES = st.lists(st.integers(1, 10**6), min_size=1, max_size=12)
+
+
+@given(TIMES, st.integers(0, 12))
+def test_times_below_1_mib_rise_and_rise_by_the_least_change(times, small):
+    small = min(small, len(times))
+    sizes = np.asarray([*range(1, small + 1), *range(2**20, 2**20 + len(times) - small)])
+    seconds = np.asarray(times, float)
+    found = rising(sizes, seconds)
+    assert (np.diff(found[:small]) >= 0).all()
+    assert (found[small:] == seconds[small:]).all()
+    if (np.diff(seconds[:small]) >= 0).all():
+        assert (found == seconds).all()
+    # No rising sequence of measured values is nearer, by brute force over short ones.
+    if 0 < small <= 5:
+        change = abs(found[:small] - seconds[:small]).sum()
+        values = sorted(set(times[:small]))
+        ways = itertools.combinations_with_replacement(values, small)
+        least = min(abs(np.asarray(way) - seconds[:small]).sum() for way in ways)
+        assert change <= least + 1e-6
+
+
+def test_a_cold_first_row_does_not_reach_the_second():
+    cold = Curve(
+        "h100-host", "all_gather", 8, np.asarray([2**10, 2**12, 2**14]),
+        np.asarray([100_000, 12_000, 13_000]),
+    )  # fmt: skip
+    between = at_size(cold, 2**13)
+    assert between is not None
+    assert 12e-6 <= between.seconds <= 13.001e-6
+    (first,) = [at_size(cold, 2**10)]
+    assert first is not None
+    assert first.seconds == pytest.approx(100e-6)  # a row itself is what was measured

@@ -97,7 +97,8 @@ TARGETS = {
         "tests/tensorstate/solver/test_formulation.py",
     ),
     "tensorstate/cost/timeline.py": ("tests/tensorstate/cost/test_timeline.py",),
-    "tensorstate/hardware.py": (
+    "tensorstate/hardware.py": ("tests/tensorstate/test_measuring.py",),
+    "tensorstate/collective_costs.py": (
         "tests/tensorstate/test_hardware.py",
         "tests/tensorstate/test_measuring.py",
     ),

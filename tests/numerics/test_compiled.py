@@ -15,12 +15,12 @@ import pytest
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.execute.choice.configured import default_topology, is_small
+from jaxcoll.execute.choice.defaults import default_topology, is_small
 from jaxcoll.numerics import compiled, machine_code
 from jaxcoll.numerics.compiled import interpreted, is_interpreted, kernel, without_numba
 from jaxcoll.synth.registry import REGISTRY
-from jaxcoll.synth.tacos import state
-from jaxcoll.synth.tacos.state import count_bits, lowest_bit
+from jaxcoll.synth.tacos import bits
+from jaxcoll.synth.tacos.bits import count_bits, lowest_bit
 from jaxcoll.verifier import verify
 
 ROOT = Path(__file__).parents[2]
@@ -100,12 +100,12 @@ def test_a_kernel_is_compiled_once_python_took_as_long_as_compiling(monkeypatch)
 
 @kernel()
 def _calls_both(x):
-    return _both(_both(x)) + state.draw_bit(x, 1, x)
+    return _both(_both(x)) + bits.draw_bit(x, 1, x)
 
 
 def test_compiling_takes_as_long_as_the_bytecode_of_a_kernel_and_of_those_it_calls():
     own = len(_calls_both.__wrapped__.__code__.co_code) // 2
-    called = _both._instructions + state.draw_bit._instructions
+    called = _both._instructions + bits.draw_bit._instructions
     assert _both._instructions > len(_both.__wrapped__.__code__.co_code) // 2  # it calls one itself
     assert _calls_both._instructions == own + called  # once each
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from tests.strategies import SEEDS
 
 UNITS = st.sampled_from([1, 3, 10**9, 2**40, 2**61, 10**30])

@@ -14,7 +14,7 @@ import numba as nb
 import pytest
 
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, TRIED, kernel
-from jaxcoll.synth.tacos.state import Goal
+from jaxcoll.synth.tacos.event_state import Goal
 
 ROOT = Path(__file__).parents[2]
 

@@ -65,7 +65,7 @@ def test_programs_of_our_lowerings_are_replayed(kind: str, name: str, lowering: 
     proof = prove_text(text, kind, 4)
     assert (proof.format, proof.collective, proof.ranks) == ("HLO", kind, 4)
     assert proof.messages >= 3
-    with pytest.raises(NotProved, match="of 4 ranks, asked was for 5"):
+    with pytest.raises(NotProved, match="has 4 ranks, but 5 were asked for"):
         prove_text(text, kind, 5)
     other = {"all_reduce": "broadcast", "broadcast": "all_reduce"}.get(kind, "all_reduce")
     with pytest.raises(NotProved, match=r"rank|elements"):

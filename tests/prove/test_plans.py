@@ -14,6 +14,9 @@ import jaxcoll as jc
 from jaxcoll.errors import FormatError
 from jaxcoll.io import mscclpp
 from jaxcoll.io.mscclpp import lowering
+from jaxcoll.io.mscclpp.block import Block, in_parts
+from jaxcoll.io.mscclpp.operation_count import OperationCount
+from jaxcoll.io.sends import Run, runs
 from jaxcoll.prove import NotProved, NotRead, prove_text
 from tests.cli.calls import called
 from tests.io.networks import hosts
@@ -156,18 +159,16 @@ def test_operations_are_counted_as_they_are_made(data):
     schedule = jc.synthesize(topology, kind, name, chunks=data.draw(st.integers(1, 4)))
     per_host = data.draw(st.sampled_from([1, topology.num_ranks // 2, topology.num_ranks]))
     chunks = schedule.collective.num_chunks
-    counted = lowering._Operations(schedule, per_host)
+    counted = OperationCount(schedule, per_host)
     count = data.draw(st.integers(1, chunks))
     for block_of in lowering._ways(chunks, count):
         assert counted.most(block_of) == _made(schedule, counted, block_of, per_host)
 
 
-def _made(schedule: jc.Schedule, counted: lowering._Operations, block_of, per_host: int) -> int:
+def _made(schedule: jc.Schedule, counted: OperationCount, block_of, per_host: int) -> int:
     """Operations of the fullest block, as they are made."""
     blocks = [
-        lowering._Block(
-            schedule, lowering.runs(schedule, counted.continues, block_of == b), per_host
-        )
+        Block(schedule, runs(schedule, counted.continues, block_of == b), per_host)
         for b in range(max(block_of) + 1)
     ]
     return max(len(ops) for block in blocks for ops in block.operations)
@@ -196,7 +197,7 @@ def test_threads_wait_between_sums_of_runs_that_begin_apart(per_host: int):
     assert "in any order" in machine.fault(without, 20)
 
 
-def _meet(a: lowering.Run, b: lowering.Run) -> bool:
+def _meet(a: Run, b: Run) -> bool:
     """Whether two sums are of one chunk, and of different threads there."""
     overlap = max(a.first, b.first) < min(a.first + a.count, b.first + b.count)
     return overlap and a.first != b.first
@@ -205,8 +206,8 @@ def _meet(a: lowering.Run, b: lowering.Run) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=9))
 def test_sums_have_as_few_parts_as_they_need(spans: list[tuple[int, int]]):
-    runs = [lowering.Run(0, i, i, i, 99, (i,), *span, True) for i, span in enumerate(spans)]
-    parts = lowering._parts(runs)
+    runs = [Run(0, i, i, i, 99, (i,), *span, True) for i, span in enumerate(spans)]
+    parts = in_parts(runs)
     assert sorted(run.place for part in parts for run in part) == [*range(len(runs))]
     assert not any(_meet(a, b) for part in parts for a in part for b in part)
     # Sums of which any two meet need a part each.
@@ -225,7 +226,7 @@ def test_sums_along_any_trees_are_written_counted_and_proved(schedule: jc.Schedu
     assert prove_text(text, "reduce_scatter", ranks).messages == schedule.num_sends
     assert sends(mscclpp.loads(text, schedule.topology)) == sends(schedule)
     count = data.draw(st.integers(1, chunks))
-    counted = lowering._Operations(schedule, per_host)
+    counted = OperationCount(schedule, per_host)
     for block_of in lowering._ways(chunks, count):
         assert counted.most(block_of) == _made(schedule, counted, block_of, per_host)
 

@@ -18,15 +18,8 @@ from jaxcoll.numerics.edge_colouring import max_degree
 from jaxcoll.paths import shortest_routes
 from jaxcoll.simulation import LinkModel
 from jaxcoll.simulation.execution_costs import ExecutionCosts, shipped_costs
-from jaxcoll.simulation.execution_order import (
-    LINKS,
-    ORDERS,
-    ROUNDS,
-    STEPS,
-    Flows,
-    flows_of,
-    run_in_order,
-)
+from jaxcoll.simulation.execution_order import LINKS, ORDERS, ROUNDS, STEPS, flows_of
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth import Ring
 from tests import strategies
 from tests.reference import Send, schedule_of

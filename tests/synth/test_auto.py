@@ -16,6 +16,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, TopologyError
 from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.simulation.execution_costs import costs_of
 from jaxcoll.synth import (
     BUCKET_BYTES,
     REGISTRY,
@@ -524,3 +525,22 @@ def test_where_all_is_too_much_work_the_least_is_named(monkeypatch):
         synthesize(topology, "all_gather")
     least = str(at.value).split("synthesizer='")[1].split("'")[0]
     assert synthesize(topology, "all_gather", least, chunks=1)
+
+
+@pytest.mark.slow
+def test_two_hosts_of_gpus_in_steps_are_near_the_bound_and_faster_than_nccls_algorithms():
+    """All by the same order and charges; the links alone take 1.06 of their bound for 1 GB."""
+    hosts, gpu = jc.topologies.dgx_h100(2), costs_of("gpu")
+    assert gpu is not None
+    free = dataclasses.replace(gpu, permute=0, step=0, copied=0, added=0)
+
+    def seconds(name: str, nbytes: float, costs) -> float:
+        made = synthesize(hosts, "all_reduce", name, nbytes=nbytes, execution=gpu)
+        return simulate(made, nbytes, execution=costs).time
+
+    for costs in (gpu, free):
+        least = bound(hosts, "all_reduce", 1e9, execution=costs).time
+        assert seconds("auto", 1e9, costs) <= 1.15 * least
+        few = 25 * MIB
+        best = min(seconds(name, few, costs) for name in ("nccl_ring", "double_binary_tree"))
+        assert seconds("auto", few, costs) <= 0.6 * best

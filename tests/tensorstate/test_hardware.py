@@ -15,8 +15,9 @@ from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import Direct, Ring, Tacos
 from jaxcoll.verifier import verify
+from tensorstate.collective_costs import AlphaBetaCosts, ScheduleCosts
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import MeshShape
 from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace

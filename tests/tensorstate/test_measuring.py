@@ -14,7 +14,7 @@ import tensorstate as ts
 from jaxcoll import topologies
 from jaxcoll.errors import TableWarning
 from tensorstate import measuring
-from tensorstate.hardware import MeasuredCosts
+from tensorstate.collective_costs import MeasuredCosts
 from tensorstate.measuring import KINDS, SIZES, Rates, dumps, loads
 from tests.misuse_of.files import refuses_files
 from tests.misuse_of.plans import GRAPH

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from tensorstate.hardware import AlphaBetaCosts, Hardware
+from tensorstate.collective_costs import AlphaBetaCosts
+from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import I32, s
 

@@ -15,7 +15,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.cliques import clique_conflict
-from jaxcoll.execute.choice.configured import schedule_of
+from jaxcoll.execute.choice.defaults import schedule_of
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.tune.trial import COLLECTIVES, Trial, jax_space
 

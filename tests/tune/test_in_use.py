@@ -15,7 +15,7 @@ import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TableWarning
-from jaxcoll.execute.choice.configured import FIRST_ROWS, default_schedule, default_topology
+from jaxcoll.execute.choice.defaults import FIRST_ROWS, default_schedule, default_topology
 from jaxcoll.tune.in_use import ByTable, this_machine, use
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine

@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
 from jaxcoll.tune.training_step.preparation import Comparison, Preparation
 from jaxcoll.tune.training_step.processes import Coordinator
-from jaxcoll.tune.training_step.programs import Background
 from jaxcoll.tune.trial import Occurrence
 from tests.execute.harness import mesh_of
 
@@ -442,7 +442,7 @@ def test_a_second_run_with_the_table_tunes_nothing(tmp_path):
     assert set(second.report().steps) <= {"warm", "settled"}
     assert not second.report().recording.candidates
     fixed = {task: config for task, config in first.report().chosen.items() if config}
-    with configured.choosing(configured.Fixed(fixed) if fixed else None):
+    with in_force.choosing(in_force.Fixed(fixed) if fixed else None):
         wanted, _ = _train(step, w, x, len(losses))
     assert losses == wanted
 

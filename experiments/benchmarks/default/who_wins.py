@@ -1,8 +1,9 @@
 """The map of who wins: machine, collective and size, a schedule of ours or its own, by evidence.
 
 The verdicts of ``jaxcoll compare --machine`` on the machines of the shipped tables. ``--record``
-writes them to ``who_wins.json`` and the tables of ``docs/who-wins.md``; a run that was stopped
-goes on with ``--go-on``. Nothing is timed here: own times were measured by others, ours are priced.
+writes them to ``who_wins.json`` and the tables of ``docs/who-wins.md``: those of the machines that
+ran, beside the recorded rows of all others. A run that was stopped goes on with ``--go-on``.
+Nothing is timed here: own times were measured by others, ours are priced.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _RACK = ("nccl_ring", "direct", "rhd", "bruck", "double_binary_tree")
 _TORUS = ("bucket", "rhd", "swing", "bfb", "exchange")
 CASES: dict[str, Sequence[str] | None] = {
     "h100-host": None,
+    "h200-host": None,
+    "a100-host": None,
+    "a100-hosts": ("rhd", "rail_gather", "double_binary_tree"),
     "h100-2-hosts": None,
     "a3-mega-2-hosts": None,
     "b200-host": None,
@@ -33,6 +37,10 @@ CASES: dict[str, Sequence[str] | None] = {
     "rubin-rack": _RACK,
     "mi300x-host": None,
     "mi355x-host": None,
+    # Of these slices nobody has published a time of a collective at these sizes.
+    "tpu-v5p-8": (),
+    "tpu-v6e-8": (),
+    "tpu-v6e-256": (),
     "fugaku-4x4x4": _TORUS,
     "fugaku-8x8x8": ("bucket", "rhd"),
     "fugaku-64x64": (),
@@ -52,8 +60,22 @@ def main(argv: Sequence[str]) -> None:
     before = earlier("who_wins") if options.go_on else []
     report("who_wins", found := kept("who_wins", rows(options.machines, before)))
     if options.record:
-        write_text(recording.WHO_WINS, json.dumps({"rows": found}, indent=1) + "\n")
+        together = beside(found, recorded())
+        write_text(recording.WHO_WINS, json.dumps({"rows": together}, indent=1) + "\n")
         recording.write()
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows that are recorded; none where nothing is."""
+    path = recording.WHO_WINS
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
+
+
+def beside(made: Sequence[dict], others: Sequence[dict]) -> list[dict[str, Any]]:
+    """Rows that were made, and the others of machines that were not run, in the order of CASES."""
+    ran = {row["machine"] for row in made}
+    rows = [*made, *(row for row in others if row["machine"] not in ran)]
+    return [row for machine in CASES for row in rows if row["machine"] == machine]
 
 
 def rows(machines: Sequence[str], before: Sequence[dict[str, Any]] = ()) -> Iterator[dict]:
@@ -61,6 +83,7 @@ def rows(machines: Sequence[str], before: Sequence[dict[str, Any]] = ()) -> Iter
     for machine in machines:
         for kind in COLLECTIVES:
             made = [row for row in before if (row["machine"], row["collective"]) == (machine, kind)]
+            # A machine that was not measured at all of the sizes has fewer rows, in no time.
             yield from made if len(made) == len(SIZES) else _held(machine, kind)
 
 
@@ -68,6 +91,10 @@ def _held(machine: str, kind: str) -> Iterator[dict[str, Any]]:
     if kind not in measured_on(machine):
         return
     held = contest(machine, kind, SIZES)
+    sizes = [size for size, own in zip(SIZES, held.own, strict=True) if own is not None]
+    if not sizes:
+        return
+    held = contest(machine, kind, sizes)
     for verdict in held.verdicts(held.entries(CASES[machine])):
         own, forced = verdict.own, verdict.forced
         yield {

@@ -1,10 +1,12 @@
 """Choice: the schedule that a call runs, from the user, a synthesizer, or the defaults.
 
-Here a call's ``schedule=`` becomes a schedule. In reading order beside it: ``configured``
-(schedules of few rounds, and by the configurations of a trace), ``stated`` (network and machine),
-``transports`` (how permutes are carried out), ``cliques`` (those that deadlock), ``options`` (of
-XLA's compilers for them), ``measured_costs`` (the charges of this machine), ``cheapest``
-(of ``jax.lax`` and the schedules, and why).
+This package turns a call's ``schedule=`` into a schedule. Its modules in reading order:
+``defaults`` (what stands where nobody named one; ``binomial`` with a root), ``stated`` (network
+and machine), ``in_force`` (the configuration under which a program is traced), ``configured`` (a
+call run by a configuration), ``transports`` (how permutes are carried out), ``cliques``
+(transports that deadlock), ``options`` (of XLA's compilers for them), ``measured_costs`` (the
+charges of this machine), ``cheapest`` (the cheapest of ``jax.lax`` and the schedules, and the
+reason).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates_at, taken
-from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
+from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.execute.layout import Axes
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed
@@ -50,16 +52,16 @@ def choose(
     """The verified schedule of a collective over the ranks of ``axes``.
 
     Args:
-        choice: a schedule of this collective, or one to derive it from; trees, whose shards are
-            sent unsplit; a synthesizer, its name, or a function of (topology, collective), to be
-            run on the default topology of that many ranks; or None for the default.
+        choice: a schedule of this collective, or one to derive it from; trees, whose shards are not
+            split; a synthesizer, its name, or a function of (topology, collective), to be run on
+            the default topology of that many ranks; or None for the default.
         groups: groups of ranks, as in ``Collective``.
-        nbytes: of the larger of a rank's input and output, by which the default is chosen.
+        nbytes: bytes of the larger of a rank's input and output, by which the default is chosen.
 
     Raises:
-        CollectiveError: the groups do not cover the ranks of the axes once each, in equal numbers.
-        ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
-            collective from which this one cannot be derived, or one that does not verify.
+        CollectiveError: the groups do not cover each rank of the axes once, or differ in size.
+        ScheduleError: the schedule has another number of ranks, other groups, another root, or a
+            collective from which this one cannot be derived, or it does not verify.
     """
     collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
     check_choice(choice)
@@ -84,11 +86,11 @@ def choose(
 
 
 def check_choice(choice: object) -> None:
-    """Refuse what ``schedule=`` cannot be, also for a call that runs without a schedule.
+    """Refuse a ``schedule=`` of a wrong type or name, even if the call runs without a schedule.
 
     Raises:
         CollectiveError: no synthesizer has the name.
-        ScheduleError: another type than those of ``Choice``.
+        ScheduleError: the type is not one of ``Choice``.
     """
     if isinstance(choice, type):
         raise ScheduleError(
@@ -109,12 +111,12 @@ def check_choice(choice: object) -> None:
 
 
 def on_network(choice: str | Synthesizer | None, place: stated.Place, nbytes: int) -> Choice:
-    """The schedule of a synthesizer on the network that is known; itself where none is.
+    """The choice as a schedule on the known network; unchanged if the network is not known.
 
-    "auto" also weighs what the machine charges; and ``None`` is the fastest of the candidates.
+    "auto" also weighs the machine's charges, and ``None`` gives the fastest candidate.
     """
-    # Without a network a named synthesizer runs on the default topology (``choose``), which is for
-    # few rounds; "auto" needs none, since the machine's charges alone tell candidates apart.
+    # Without a network a named synthesizer runs on the default topology (``choose``), which suits
+    # few rounds; "auto" needs no network, since the machine's charges alone rank the candidates.
     if isinstance(choice, (str, Synthesizer)):
         choice = synthesizer_named(choice)
         if place.topology is not None or isinstance(choice, Portfolio):
@@ -147,14 +149,14 @@ def _check_takes_two(choice: Callable) -> None:
             f"schedule= was a function that cannot be called with (topology, collective): {error}"
         ) from None
     except ValueError:
-        return  # written in C, without a signature
+        return  # a function written in C, without a signature
 
 
 # ---------------------------------------------------------------------- fit
 
 
 def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
-    """The groups of ``axis_index_groups``, once they cover the ranks in equal numbers."""
+    """The groups of ``axis_index_groups``, checked to cover the ranks in equal numbers."""
     if groups is None:
         return None
     try:
@@ -205,12 +207,12 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
 
 
 def _check_runs_on_stated(schedule: Schedule) -> None:
-    """Refuse a whole network's schedule where the network was stated with links down."""
+    """Refuse a schedule of the whole network if the stated network has lost links that it uses."""
     network = stated.current().topology
     if network is None or not network.losses or not schedule.topology.has_links_of(network.whole):
         return
     whole = schedule.topology
-    # A schedule may list edges that none of its sends uses; only links of the others count.
+    # A schedule may list edges that no send uses; only the links of used edges count.
     edges, is_used = schedule.edges, np.zeros(len(schedule.edges), bool)
     is_used[schedule.edge] = True
     used = edges.path_link[np.repeat(is_used, edges.hops)]
@@ -235,7 +237,7 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
     Reversed sends use the links in the other direction, so the network must equal its transpose.
 
     Raises:
-        ScheduleError: it does not follow, or does not verify.
+        ScheduleError: no such schedule follows, or it does not verify.
     """
     verify(schedule)
     if schedule.collective.kind == kind:

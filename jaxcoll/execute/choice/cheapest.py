@@ -1,9 +1,9 @@
-"""The cheapest way to run a call without ``schedule=``: a schedule or ``jax.lax``, and why.
+"""The cheapest way to run a call without ``schedule=``: a schedule or ``jax.lax``, and the reason.
 
-Each candidate is priced by the time on the links of the network, where one is known, and by what
-the machine charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend
-runs. Only synthesizers that answer within a few hundredths of a second are candidates: a program is
-being traced, and waits. ``explain_choice`` shows the candidates and their predicted times.
+The price of a candidate is its time on the links of the network, if it is known, plus the machine's
+charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend runs. Only
+synthesizers that answer within a few hundredths of a second are candidates, because a program that
+is being traced waits for them. ``explain_choice`` shows the candidates and their predicted times.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.choice import configured, stated
-from jaxcoll.execute.choice.configured import (
+from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice.defaults import (
     default_schedule,
     default_topology,
     is_small,
@@ -30,52 +28,49 @@ from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.primitives import Native, is_loop_on_cpu
-from jaxcoll.kinds import kind_of, meant
-from jaxcoll.mesh import axis_groups
-from jaxcoll.numerics import checks
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import (
-    NATIVE_KINDS,
     ExecutionCosts,
-    costs_of,
     rounds_of_steps,
 )
-from jaxcoll.simulation.execution_order import Flows, run_in_order
+from jaxcoll.simulation.fair_flows import Flows, run_in_order
 from jaxcoll.synth import Portfolio, Synthesizer
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.native import JAX_LAX, attempted, few_counts, lax_seconds
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# Where only the machine's charges count, one synthesizer per number of rounds is enough.
+# If only the machine's charges count, one synthesizer per number of rounds is enough.
 _WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
-# Sends of one schedule that are worth it while a program is being traced, which waits: 70 ms, and
-# at 16 ranks half a second for all candidates, most of it in the first call of each. Tracing and
-# compiling grow with the ranks too.
+# The most sends of one schedule while a program is being traced and waits: they take 70 ms, and at
+# 16 ranks half a second for all candidates, most of it in the first call of each. Tracing and
+# compiling grow with the ranks, too.
 _LEAST_WORK, _WORK_PER_PAIR = 70_000, 4
-# A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
-# were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
-# should not cost those who only changed an import. Between processes, where ranks do one thing
-# after the other on known links, times of 1 MiB and more are predicted within some per cent; nobody
-# has measured that of the charges shipped for GPUs and TPUs.
+# A schedule must take less than this share of the time of jax.lax. Predictions for schedules
+# between CPU devices were within a factor of two of most measured times (benchmark
+# execution_costs), and a wrong prediction should not cost users who only changed an import. Between
+# processes, where ranks act one after the other on known links, times of 1 MiB and more are
+# predicted within a few per cent. For the charges shipped for GPUs and TPUs this has not been
+# measured.
 MARGIN, MARGIN_IN_ORDER = 0.75, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a collective, priced.
+    """A way to run a collective, with its price.
 
     Attributes:
         label: "jax.lax", or the name of a synthesizer with its unusual hyperparameters.
-        runs: the schedule or ``jax.lax``; ``None`` where it is not defined.
-        links: seconds on the links; 0 where they are unknown.
+        runs: the schedule or ``jax.lax``; ``None`` if it is not defined.
+        links: seconds on the links; 0 if they are unknown.
         charge: seconds that the machine charges.
-        rounds: permutes; 0 for ``jax.lax``.
-        refused: why it is not defined.
-        chunks: per shard.
+        rounds: number of permutes; 0 for ``jax.lax``.
+        refused: the reason why it is not defined.
+        chunks: chunks per shard.
     """
 
     label: str
@@ -88,7 +83,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The label, and the chunks where there are several per shard."""
+        """The label, with the chunks if there are several per shard."""
         return self.label if self.chunks == 1 else f"{self.label}, {self.chunks} chunks"
 
     @property
@@ -98,7 +93,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """The predicted time; infinite where it is not defined."""
+        """The predicted time; infinite if it is not defined."""
         return math.inf if self.runs is None else self.links + self.charge
 
 
@@ -109,15 +104,15 @@ def cheapest(
 
     Args:
         groups: groups of the ranks of ``axes``, as in ``Collective``.
-        nbytes: of the larger of a rank's input and output.
+        nbytes: bytes of the larger of a rank's input and output.
         op: "sum", "max" or "min".
-        dtype: of the elements.
+        dtype: dtype of the elements.
 
     Raises:
-        CollectiveError: a stated topology or execution costs that do not fit the mesh.
+        CollectiveError: a stated topology or execution costs do not fit the mesh.
     """
     place = stated.place(kind, axes, groups, root, stated.may_play(axes, dtype, kind, op))
-    # jax.lax is out, and without a network few rounds are best, which the default has.
+    # If jax.lax cannot run and there is no network, few rounds are best, which the default has.
     by_lax = kind_of(kind).lax is not None and not loses_nans(op, dtype, place.platform)
     if place.topology is None and not by_lax:
         shard = nbytes // len(place.collective.groups[0])
@@ -132,16 +127,16 @@ def cheapest(
 
 
 def scheduled(place: stated.Place, nbytes: int, algorithm: str, chunks: int) -> Schedule:
-    """The verified schedule that a configuration names: a candidate's, or a synthesizer's own.
+    """The verified schedule that a configuration names: a candidate's or a synthesizer's.
 
     Args:
-        nbytes: of the larger of a rank's input and output.
-        algorithm: a candidate's label, as "tacos" or "hierarchical_ring(alternating=True)", or the
-            name of a synthesizer.
-        chunks: per shard.
+        nbytes: bytes of the larger of a rank's input and output.
+        algorithm: a candidate's label, such as "tacos" or "hierarchical_ring(alternating=True)", or
+            the name of a synthesizer.
+        chunks: chunks per shard.
 
     Raises:
-        CollectiveError, TopologyError: no such synthesizer, or one that is not defined here.
+        CollectiveError, TopologyError: there is no such synthesizer, or it is not defined here.
     """
     if place.topology is not None:
         for each in candidates_at(place, nbytes):
@@ -153,19 +148,19 @@ def scheduled(place: stated.Place, nbytes: int, algorithm: str, chunks: int) -> 
 
 @functools.lru_cache(maxsize=256)
 def _verified(schedule: Schedule) -> Schedule:
-    # Once for all calls that run it, and of the candidates none that does not run.
+    # Cached for all calls that run it; only candidates that run are checked.
     with without_numba(is_small(schedule.collective)):
         verify(schedule)
     return schedule
 
 
 def loses_nans(op: str, dtype, platform: str) -> bool:
-    """Whether a maximum by ``jax.lax`` may be a number where some rank has NaN."""
+    """Whether a maximum by ``jax.lax`` may be a number although some rank has NaN."""
     return op != "sum" and platform == "cpu" and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def candidates_at(place: stated.Place, nbytes: int) -> tuple[Candidate, ...]:
-    """All candidates for a call that is being traced, of so many bytes, as ``candidates``."""
+    """All candidates for a call that is being traced, for so many bytes, as ``candidates``."""
     several = place.has_several_axes
     return candidates(place.collective, nbytes, place.topology, place.costs, several)
 
@@ -181,8 +176,8 @@ def candidates(
     """All candidates for a collective, ``jax.lax`` first where it has the collective.
 
     Args:
-        nbytes: of the larger of a rank's input and output.
-        topology: the network; its links count for nothing when ``None``.
+        nbytes: bytes of the larger of a rank's input and output.
+        topology: the network; if ``None``, links cost nothing.
         several_axes: whether the ranks of a group differ along several axes of the mesh.
     """
     nbytes = max(nbytes, 1)
@@ -198,10 +193,10 @@ def candidates(
 
 
 def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Synthesizer, int]]:
-    """The candidates of ``auto`` that cost little enough while a program is being traced.
+    """The candidates of ``auto`` that are fast enough while a program is being traced.
 
     Args:
-        names: of synthesizers; all when empty.
+        names: names of synthesizers; all if empty.
 
     Returns:
         Synthesizers with numbers of chunks per shard, in the order of the registry.
@@ -222,7 +217,7 @@ def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Syn
 
 
 def margin_of(costs: ExecutionCosts, topology: Topology | None) -> float:
-    """The share of the time of ``jax.lax`` below which a schedule runs."""
+    """A schedule runs if it takes less than this share of the time of ``jax.lax``."""
     is_measured = costs.backend == "cpu" or bool(costs.machine)
     return MARGIN_IN_ORDER if is_measured and costs.of_native.order.waits and topology else MARGIN
 
@@ -231,11 +226,11 @@ def taken(found: Iterable[Candidate], by_lax: bool = True, margin: float = MARGI
     """The candidate that runs: ``jax.lax``, unless a schedule is cheaper beyond doubt.
 
     Args:
-        by_lax: whether ``jax.lax`` may run it; the cheapest schedule does if not.
-        margin: the share of its time below which a schedule does.
+        by_lax: whether ``jax.lax`` may run; if not, the cheapest schedule runs.
+        margin: the share of the time of ``jax.lax`` below which a schedule runs.
     """
     found = [each for each in found if by_lax or not each.is_native]
-    # The first of equally fast ones, so that all processes take the same.
+    # The first among equals, so that all processes take the same one.
     best = min(found, key=lambda candidate: candidate.seconds)
     native = next((each for each in found if each.is_native), best)
     return best if best.seconds < margin * native.seconds else native
@@ -284,7 +279,7 @@ def _on_links(schedule: Schedule, nbytes: Number, costs: ExecutionCosts) -> floa
         ):
             taken = simulate(schedule, nbytes, execution=costs)
             return float(taken.exact_time - taken.charge)
-        # A loop's rounds are others than those of the schedule's steps by themselves.
+        # The rounds of a loop differ from those of the schedule's steps.
         flows = _flows_of_loop(costs.as_sent(schedule), nbytes)
         return float(
             run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)[1].max(initial=0)
@@ -292,7 +287,7 @@ def _on_links(schedule: Schedule, nbytes: Number, costs: ExecutionCosts) -> floa
 
 
 def _flows_of_loop(schedule: Schedule, nbytes: Number) -> Flows:
-    """The permutes of a loop on CPU, with what pads them."""
+    """The permutes of a loop on CPU, including padding."""
     edges, row = schedule.edges, float(nbytes) / int(schedule.collective.chunks_per_buffer[0])
     route = {
         (int(edges.src[e]), int(edges.dst[e])): edges.path_link[
@@ -320,190 +315,6 @@ def _flows_of_loop(schedule: Schedule, nbytes: Number) -> Flows:
 
 @functools.lru_cache(maxsize=1024)
 def _made(maker: Synthesizer, problem: Problem) -> Schedule | str:
-    """As ``attempted``, with kernels as they are fastest."""
+    """As ``attempted``, with kernels interpreted or compiled, whichever is faster."""
     with without_numba(is_small(problem.collective, maker.name)):
         return attempted(maker, problem)
-
-
-_MOST_LINES, _WIDTH = 24, 100
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
-    """The candidates for a call without ``schedule=``; prints in one screen.
-
-    Attributes:
-        collective: on the network, its groups those of the mesh axis.
-        nbytes: of the larger of a rank's input and output.
-        topology: the network; ``None`` where it is unknown.
-        costs: the machine's charges.
-        candidates: priced, the fastest first; those that are not defined are last.
-        chosen: the one that runs.
-        has_table: whether a table of tuning is in use, which answers first.
-    """
-
-    collective: Collective
-    nbytes: int
-    topology: Topology | None
-    costs: ExecutionCosts
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate
-    has_table: bool
-
-    def reason(self) -> str:
-        """Why ``chosen`` runs, in a sentence."""
-        best = self.candidates[0]
-        if not self.chosen.is_native:
-            native = [each for each in self.candidates if each.is_native]
-            if not native:
-                return f"{self.chosen.name}: jax.lax has no {self.collective.kind} of its own"
-            share = self.chosen.seconds / native[0].seconds
-            return f"{self.chosen.name}: predicted to take {share:.0%} of the time of jax.lax"
-        if best.is_native:
-            unknown = ", where only the machine's charges count" if self.topology is None else ""
-            return f"jax.lax: no schedule is predicted to be faster{unknown}"
-        share = best.seconds / self.chosen.seconds
-        return (
-            f"jax.lax: {best.name} is predicted to take {share:.0%} of its time; a schedule runs "
-            f"below {margin_of(self.costs, self.topology):.0%}"
-        )
-
-    def __repr__(self) -> str:
-        kind, most = self.collective.kind, len(self.candidates)
-        return f"Explanation({kind}, {self.nbytes} B, {most} candidates, runs {self.chosen.name})"
-
-    def __str__(self) -> str:
-        size, count = len(self.collective.groups[0]), len(self.collective.groups)
-        groups = f", {count} groups at once" if count > 1 else ""
-        network = "unknown (state it: jc.use_topology)" if self.topology is None else self.topology
-        head = [
-            f"{self.collective.kind} of {self.nbytes:,} B on {size} ranks{groups}",
-            f"network: {network}",
-            f"times: {self.costs.said}",
-            f"charges: {self.costs.backend}, {self.costs.source or 'no source given'}",
-        ]
-        if self.has_table:
-            head.append("a table of tuning is in use: where it has the task, its answer runs")
-        rows = [f"{'candidate':38}{'predicted':>13}{'links':>14}{'machine':>14}{'permutes':>9}"]
-        tail = ["", f"runs {self.reason()}"]
-        defined = [each for each in self.candidates if math.isfinite(each.seconds)]
-        room = _MOST_LINES - len(head) - len(rows) - len(tail) - 3
-        rows += [self._row(each) for each in defined[:room]]
-        if len(defined) > room:
-            rows.append(f"... {len(defined) - room} slower ones")
-        names = [each.label.partition("(")[0] for each in self.candidates if each not in defined]
-        if names:
-            rows.append(f"not defined here: {', '.join(dict.fromkeys(names))}")
-        return "\n".join(_cut(line) for line in [*head, "", *rows, *tail])
-
-    def _row(self, each: Candidate) -> str:
-        times = (each.seconds, each.links, each.charge)
-        mark = " <- runs" if each is self.chosen else ""
-        columns = " ".join(f"{_in_unit(seconds):>13}" for seconds in times)
-        return f"{each.name:38}{columns}{each.rounds or '-':>9}{mark}"
-
-
-def _in_unit(seconds: float) -> str:
-    return f"{1e6 * seconds:,.1f} us" if seconds < 1 else f"{seconds:,.3f} s"
-
-
-def explain_choice(
-    collective: str,
-    *,
-    nbytes: float,
-    mesh: Mesh | None = None,
-    axis_name: str | Sequence[str] | None = None,
-    topology: Topology | None = None,
-    execution: ExecutionCosts | str | None = None,
-) -> Explanation:
-    """Explain what a call without ``schedule=`` would run, and why; print the result::
-
-        print(jc.explain_choice("psum", nbytes=25e6, mesh=mesh))
-
-    Without a mesh, for a machine that you do not have::
-
-        hosts = jc.topologies.dgx_h100(2)
-        print(jc.explain_choice("psum", nbytes=25e6, topology=hosts, execution="gpu"))
-
-    Args:
-        collective: a kind, such as "all_reduce", or a function of ``jc``, such as "psum".
-        nbytes: bytes of the larger of a rank's input and output.
-        mesh: the mesh whose devices run the call; when omitted, all ranks of ``topology`` on the
-            machine of ``execution``.
-        axis_name: the axes of the call; all when omitted.
-        topology, execution: as for ``jc.use_topology``, whose values are taken when omitted.
-
-    Raises:
-        CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a
-            topology or costs that do not fit the mesh, or none of them without one.
-    """
-    checks.optional(mesh, checks.instance, Mesh, "mesh", CollectiveError)
-    named = meant(collective) if isinstance(collective, str) else None
-    kind = collective if named is None else named.name
-    checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
-    size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
-    checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
-    if mesh is None:
-        return _explained_elsewhere(kind, size, axis_name, topology, execution)
-    names = mesh.axis_names if axis_name is None else axis_name
-    said, devices = stated.current(), list(mesh.devices.flat)
-    platform = devices[0].platform
-    network = said.topology if topology is None else topology
-    # Of numbers that the player adds, on a mesh whose axes are all manual.
-    given = costs_of(execution, CollectiveError) or said.execution
-    costs = stated.costs_for(given, platform, network, stated.has_links())
-    if network is None and platform != "cpu":
-        network = stated.of_mesh(mesh)
-    groups = axis_groups(mesh, names)
-    ranks = len(groups[0])
-    # A network of the axes alone sees one group, as in ``stated.place``.
-    if network is not None and network.num_ranks != len(devices):
-        if network.num_ranks != ranks:
-            raise CollectiveError(
-                f"{network} has {network.num_ranks} ranks, the axes {ranks} and the mesh "
-                f"{len(devices)} devices; state one of the axes or of the mesh"
-            )
-        groups = (tuple(range(ranks)),)
-    what = Collective(kind, sum(map(len, groups)), 1, groups)  # type: ignore[arg-type]
-    several = not isinstance(names, str) and len(names) > 1
-    return _explained(what, size, network, costs, several)
-
-
-def _explained_elsewhere(
-    kind: str,
-    nbytes: int,
-    axis_name: object,
-    topology: Topology | None,
-    execution: ExecutionCosts | str | None,
-) -> Explanation:
-    """The explanation of a machine whose devices are not here."""
-    said = stated.current()
-    network = said.topology if topology is None else topology
-    costs = costs_of(execution, CollectiveError) or said.execution
-    if network is None or costs is None or axis_name is not None:
-        wrong = "mesh= is left out"
-        wrong += ", of which axis_name= would be" if axis_name is not None else ""
-        raise CollectiveError(
-            f"{wrong}; give it, or both topology= and execution= of a machine that is not here, as "
-            "in topology=jc.topologies.dgx_h100(2), execution='gpu'"
-        )
-    what = Collective(kind, network.num_ranks)  # type: ignore[arg-type]
-    return _explained(what, nbytes, network, costs, False)
-
-
-def _explained(
-    what: Collective,
-    nbytes: int,
-    network: Topology | None,
-    costs: ExecutionCosts,
-    several: bool,
-) -> Explanation:
-    found = candidates(what, nbytes, network, costs, several)
-    ranked = tuple(sorted(found, key=lambda each: each.seconds))
-    in_use = configured.current() is not None
-    run = taken(found, margin=margin_of(costs, network))
-    return Explanation(what, nbytes, network, costs, ranked, run, in_use)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."

@@ -1,4 +1,4 @@
-"""Cliques: a communicator per set of ranks that exchange messages, and programs they deadlock."""
+"""Cliques: communicators for sets of ranks that exchange messages, and deadlocks among them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxcoll.schedule import Schedule
 def check_cliques(schedules: Sequence[Schedule]) -> None:
     """Refuse programs that deadlock when their permutes use cliques (openxla/xla#44530).
 
-    XLA splits the ranks of every permute into connected components, a clique each, also of single
-    ranks that neither send nor receive. A clique that belongs to two different splits is acquired
-    with different groups, and its ranks wait for each other for ever.
+    XLA splits the ranks of every permute into connected components, called cliques, which include
+    single ranks that neither send nor receive. If a clique belongs to two different splits, it is
+    acquired with different groups, and its ranks wait for each other forever.
 
     Raises:
         ScheduleError: two permutes split the ranks differently and share a clique.
@@ -42,10 +42,10 @@ def clique_conflict(programs: Iterable[PermuteProgram]) -> frozenset[int] | None
 
 
 def _cliques(pairs: Iterable[tuple[int, int]], ranks: int) -> frozenset[frozenset[int]]:
-    """The connected components of the ranks, joined by who sends to whom."""
-    component = [{rank} for rank in range(ranks)]  # of each rank; one object for all its ranks
+    """The connected components of the ranks; senders and receivers are joined."""
+    component = [{rank} for rank in range(ranks)]  # one object, shared by its ranks
     for src, dst in pairs:
-        # The smaller set moves into the larger, so that a rank moves log(ranks) times at most.
+        # The smaller set is merged into the larger, so that a rank moves log(ranks) times at most.
         few, many = sorted((component[src], component[dst]), key=len)
         if few is not many:
             many |= few

@@ -1,8 +1,8 @@
-"""Processes that measure together: the same programs, as often as the first of them decides.
+"""Processes that measure together: the same programs, as often as the first process decides.
 
-Programs of several processes wait for one another, so that all must call them equally often; and
-all must know the same in the end, since they choose by it. Clocks differ: the first process's is
-the one that counts.
+Programs of several processes wait for one another, so all must call them equally often. In the end
+all must know the same result, since they choose by it. Clocks differ, so only the first process's
+clock counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax
 from jaxcoll import jax_internals
 from jaxcoll.errors import TuneError
 
-# For another process to come, and to decide: both may compile meanwhile.
+# Time for another process to arrive, and to decide: both may compile meanwhile.
 TIMEOUT_SECONDS = 120.0
 
 T = TypeVar("T")
@@ -31,8 +31,8 @@ class Lockstep:
     """The processes of a measurement, of which this is one.
 
     Args:
-        members: their indices, ascending; the first one decides.
-        call: the function that they all call, for errors.
+        members: the indices of the processes, ascending; the first one decides.
+        call: the name of the function that they all call, for errors.
     """
 
     def __init__(self, members: Sequence[int], call: str) -> None:
@@ -47,17 +47,18 @@ class Lockstep:
         return self._me == self._members[0]
 
     def decided(self, make: Callable[[], T]) -> T:
-        """A decision of the first process, on all of them; of JSON's types.
+        """A decision of the first process, sent to all of them as JSON types.
 
         Raises:
-            TuneError: on all processes where ``make`` fails; where the first does not say in time.
+            TuneError: on all processes, if ``make`` fails or the first does not answer in time.
         """
         if len(self._members) == 1:
             return make()
         self._turn += 1
         key = f"{self._prefix}/{self._turn}/decision"
         if not self.decides:
-            # The first one's own wait for others ends before, and its error says who is missing.
+            # The first process's own wait for others ends earlier, and its error names the missing
+            # one.
             found = jax_internals.fetch(key, 1.25 * TIMEOUT_SECONDS)
             if found is None:
                 raise TuneError(self._absent(self._members[0]))
@@ -74,10 +75,10 @@ class Lockstep:
         return value
 
     def agreed(self, mine: Any, make: Callable[[list[Any]], T]) -> T:
-        """A decision by the words of each, in their order, on all of them; of JSON's types.
+        """A decision from the values of all processes, in their order, sent to all as JSON types.
 
         Raises:
-            TuneError: on all processes where ``make`` fails, or one does not say in time.
+            TuneError: on all processes, if ``make`` fails or one does not answer in time.
         """
         key = f"{self._prefix}/{self._turn + 1}"
         if not self.decides:
@@ -101,10 +102,10 @@ class Lockstep:
 
 
 def host() -> str:
-    """The host of this process, as far as messages know: those between its processes stay in it.
+    """The host of this process, as seen by messages: those between processes of a host stay in it.
 
-    Processes in network namespaces of their own are on different hosts: their messages go over
-    cables, real ones or not.
+    Processes in separate network namespaces are on different hosts: their messages cross real or
+    emulated cables.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

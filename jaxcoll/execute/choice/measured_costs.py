@@ -1,22 +1,23 @@
 """Execution costs, measured on the devices of a mesh.
 
-Ten programs tell the prices apart, each against one that moves nothing (its time is the dispatch's,
-which every program pays):
+Ten programs tell the prices apart. Each is compared with a program that moves nothing, whose time
+is the dispatch that every program pays:
 
 - a ring all_gather of few bytes: rounds, one in each step;
-- an all_gather of as many rounds in one step (``direct``): steps, by the difference;
-- the ring of many bytes: copies; the ring reduce_scatter of as many: additions;
+- an all_gather with as many rounds in one step (``direct``): steps, by the difference;
+- the ring with many bytes: copies; the ring reduce_scatter with as many bytes: additions;
 - ``direct`` all_to_all of many bytes: the copies of whole buffers;
-- each collective of ``jax.lax`` of few bytes and of many.
+- each collective of ``jax.lax``, with few bytes and with many.
 
-Collectives of few bytes run several times in a program, each on the result of the one before: that
-is what they cost in a training step, and the dispatch weighs less. A handful of permutes tells the
+Collectives of few bytes run several times in a program, each on the result of the one before. Their
+cost is then that in a training step, and the dispatch weighs less. A handful of permutes tells the
 order in which they run (``measured_order``).
 
-Between hosts the bytes are the network's, which a topology states: of those, programs of many are
-left out, and the charge for bytes is the shipped one.
+Between hosts the bytes belong to the network, which a topology states. Programs with many bytes are
+then left out, and the charge for bytes is the shipped one.
 
-The clock for programs is here too: calls in alternation, and which is faster beyond noise.
+This module also has the clock for programs: calls in alternation, and a test which program is
+faster beyond noise.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.configured import default_topology
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.lockstep import Lockstep, host
 from jaxcoll.execute.choice.measured_order import ON_SHARED_CORES, measured_order
 from jaxcoll.io.files import load_usable, write_text
@@ -55,38 +56,39 @@ from jaxcoll.simulation.execution_costs import (
     shipped_costs,
 )
 from jaxcoll.simulation.execution_order import LINKS
+from jaxcoll.simulation.step_delays import Delay
 from jaxcoll.synth import synthesize
 
-# Calls of a program are timed together until they take this long: a clock and a dispatch then weigh
+# Calls of a program are timed together until they take this long, so that clock and dispatch weigh
 # less than a percent.
 _LEAST_ROUND = 2e-3
-# A program is faster than another when its paired times are lower by this many standard errors.
+# A program is faster than another if its paired times are lower by this many standard errors.
 _CONFIDENCE = 2.0
 
-# Rounds of a comparison after which medians settle, and the fewest that are taken.
+# Rounds of a comparison after which medians settle, and the least number of rounds.
 _ROUNDS, _FEWEST_ROUNDS = 40, 5
 
 Call = Callable[[], Any]
 
 
 def calls_together(call: Call) -> int:
-    """How many calls are timed together; two are made to find out."""
+    """The number of calls to time together; it takes two calls to find out."""
     _timed(call, 1)
     return max(1, round(_LEAST_ROUND / max(_timed(call, 1), 1e-6)))
 
 
 def in_alternation(calls: Sequence[Call], together: Sequence[int], rounds: int) -> np.ndarray:
-    """Seconds per call, a row per round and a column per program.
+    """Seconds per call, with a row per round and a column per program.
 
-    The programs of a round run one after another, each round in another order, so that
-    other load on the machine meets all of them.
+    The programs of a round run one after another, in another order in each round, so that other
+    load on the machine affects all of them.
 
     Args:
-        calls: run a program each and return its arrays; all ran before.
-        together: calls of each that are timed together.
+        calls: each runs a program and returns its arrays; all have run before.
+        together: number of calls of each program that are timed together.
 
     Raises:
-        TuneError: rounds below 1.
+        TuneError: ``rounds`` is below 1.
     """
     checks.integer(rounds, "rounds", TuneError, least=1)
     times = np.empty((rounds, len(calls)))
@@ -97,9 +99,9 @@ def in_alternation(calls: Sequence[Call], together: Sequence[int], rounds: int) 
 
 
 def is_faster(times: np.ndarray, others: np.ndarray) -> bool:
-    """Whether times are lower than others of the same rounds, beyond noise."""
-    # Pairs of one round, since load that lasts for rounds slows both; medians, since other work
-    # only ever adds, and now and then a lot.
+    """Whether times are lower than other times of the same rounds, beyond noise."""
+    # Pairs from one round, since load that lasts for rounds slows both; medians, since other load
+    # only adds time, and sometimes a lot.
     ratios = np.log(times / others)
     error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
     return float(np.median(ratios)) < -_CONFIDENCE * error
@@ -111,14 +113,15 @@ Label = TypeVar("Label", bound=Hashable)
 def net_medians(
     calls: Mapping[Label, Call], nothing: Label, until: float, lockstep: Lockstep | None = None
 ) -> dict[Label, float]:
-    """Median seconds of programs beyond those of the one that does nothing, in alternation.
+    """Median seconds of programs minus those of an empty program, measured in alternation.
 
     Args:
-        until: by ``time.monotonic``; the fewest rounds are taken after it too.
-        lockstep: the processes that call them; this one alone when omitted. Times stay its own.
+        until: the end by ``time.monotonic``; the least number of rounds is taken even after it.
+        lockstep: the processes that call them; this process alone if omitted. Each process returns
+            its own times.
     """
     labels = list(calls)
-    # Programs that wait for those of other processes are called as often by all.
+    # Programs that wait for those of other processes are called equally often by all.
     common = Lockstep([jax.process_index()], "a measurement") if lockstep is None else lockstep
     mine = [calls_together(calls[label]) for label in labels]
     together = common.decided(lambda: mine)
@@ -129,7 +132,7 @@ def net_medians(
         rows.append(in_alternation([calls[label] for label in labels], together, 1)[0])
     medians = np.median(np.asarray(rows), axis=0)
     dispatch = medians[labels.index(nothing)]
-    # A clock may see a program faster than one that does nothing.
+    # The clock may show a program to be faster than an empty one.
     least = 0.02 * dispatch
     return {
         label: float(max(median - dispatch, least))
@@ -138,7 +141,7 @@ def net_medians(
 
 
 def repeated(body: Callable, times: int) -> Callable:
-    """A collective several times, each of a vector that the one before has changed."""
+    """A collective that runs several times, each time on a vector that the last run has changed."""
 
     def run(v):
         out = body(v)
@@ -160,12 +163,12 @@ def _timed(call: Call, calls: int) -> float:
 
 
 FORMAT = "jaxcoll.execution-costs/1"
-_MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
+_MOST_BYTES = 1 << 20  # of a file; one entry takes less than a thousand
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
 
 _FEW, _MANY = 1 << 10, 4 << 20
 _AXIS = "ranks"
-_TIMES = 16  # that a collective of few bytes runs in a program, or rounds of one
+_TIMES = 16  # runs of a collective of few bytes in a program, or rounds of one
 
 _KINDS = names_in("lax")
 
@@ -184,27 +187,27 @@ def measure_execution(
             ...
 
     All ranks of the mesh take part, in its order. If there are several processes, all call it with
-    the same mesh, and all get what the first one measured. The costs have ``half_duplex`` and the
+    the same mesh, and all get the values of the first one. The costs have ``half_duplex`` and the
     order in which the devices run permutes: as ``order``, or ``native_order`` if links are played.
 
-    Costs of the devices of one host include its memory. State no topology beside them, or one of
-    the links between hosts only; with several processes there (``costs.shared``) none is taken.
-    Costs between hosts leave bytes to the network, so state it beside them. Processes in network
-    namespaces of their own, such as those of ``jaxcoll emulate``, are on different hosts.
+    Costs between devices of one host include its memory. So state no topology with them, or only
+    one of the links between hosts; with several processes there (``costs.shared``) none is
+    accepted. Costs between hosts leave bytes to the network, so state a topology with them.
+    Processes in separate network namespaces, as of ``jaxcoll emulate``, are on different hosts.
 
     Args:
-        mesh: of two devices or more; of several processes, of some of each.
+        mesh: a mesh of two devices or more; with several processes, of some devices of each.
         cache: a file that keeps the costs of several machines and numbers of ranks, beside the
             tables of the tuner. Costs found there are returned at once; others are measured and
-            added. A file that cannot be used is skipped with a warning, and not written. Of several
-            processes the first reads and writes its own.
-        seconds: to measure for at most, compiling included; programs compiled by then are called
-            five times at least.
-        progress: see ``jaxcoll.progress``; told of every program compiled.
+            added. A file that cannot be used is skipped with a warning, and not written. With
+            several processes only the first reads and writes its file.
+        seconds: the most seconds to measure for, including compiling; programs compiled by then are
+            called at least five times.
+        progress: see ``jaxcoll.progress``; it is told of every program compiled.
 
     Raises:
-        TuneError: a mesh of one device, or of some processes alone, devices of an unknown backend,
-            seconds out of range; a process that does not call it, or with another mesh.
+        TuneError: the mesh has one device, lacks devices of a process, or has an unknown backend;
+            seconds are out of range; a process does not call it, or with another mesh.
         OSError: the file cannot be written.
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)
@@ -254,10 +257,10 @@ def _measurable(devices: Sequence[Any]) -> tuple[str, list[int]]:
 
 
 def _hosts(said: list[Mapping[str, Any]]) -> int:
-    """On how many hosts processes are.
+    """The number of hosts that the processes run on.
 
     Raises:
-        TuneError: they gave different meshes.
+        TuneError: processes gave different meshes.
     """
     for process, each in enumerate(said):
         if each["mesh"] != said[0]["mesh"]:
@@ -281,8 +284,8 @@ def _measured(
     report: Report | None,
 ) -> ExecutionCosts:
     n = mesh.size
-    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
-    # rank's price is the time over the number of ranks.
+    # CPU devices share cores: what all ranks do at once is done one after the other, so a rank's
+    # price is the time divided by the number of ranks.
     shared = backend == "cpu" and hosts == 1
     order, half_duplex = ON_SHARED_CORES if shared else measured_order(mesh, lockstep)
     calls, repeats = _compiled(mesh, hosts, report)
@@ -290,14 +293,14 @@ def _measured(
     taken = {label: taken[label] / times for label, times in repeats.items()}
     per = 1 / n if shared else 1.0
     permute = taken["rounds"] / (n - 1)
-    # One step of n - 1 rounds against n - 1 steps of one.
+    # The difference between one step of n - 1 rounds and n - 1 steps of one round.
     fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
     step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
     seconds = {kind: taken[f"lax {kind} {_FEW}"] for kind in _KINDS}
     found = {"permute": per * (permute - step), "step": per * step, "shared": shared}
     found |= {"order": order, "half_duplex": half_duplex, "machine": machine}
     if hosts > 1:
-        # What a schedule ran by above, too.
+        # The schedules above also ran by links, if this machine has them.
         has_links = backend == "cpu" and stated.has_links()
         shipped = shipped_costs(backend, hosts, has_links)
         if has_links:
@@ -327,7 +330,7 @@ def _measured(
 def _compiled(
     mesh: Mesh, hosts: int, report: Report | None
 ) -> tuple[dict[str, Call], dict[str, int]]:
-    """The programs that tell the prices apart, and how often each runs its collective."""
+    """The programs that tell the prices apart, and the runs of the collective in each."""
     n = mesh.size
     ring, direct = (_schedule(n, "all_gather", name) for name in ("ring", "direct"))
     times = max(1, _TIMES // (n - 1))
@@ -346,7 +349,7 @@ def _compiled(
     calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = repeated(_body(_KINDS[kind], schedule), times)
-        larger = n if kind_of(kind).starts_with_shard else 1  # than its operand, is a result
+        larger = n if kind_of(kind).starts_with_shard else 1  # result over operand
         calls[label] = _call(mesh, body, nbytes, larger)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
@@ -358,7 +361,7 @@ def _slope(many: float, few: float, nbytes: float) -> float:
 
 
 def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> Call:
-    """A compiled program on an operand of so many bytes per rank, over ``cut``; it ran once."""
+    """A compiled program, run once, on an operand of so many bytes per rank, over ``cut``."""
     spec = PartitionSpec(_AXIS)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     length = max(mesh.size, nbytes // 4 // cut // mesh.size * mesh.size)
@@ -389,7 +392,7 @@ def _schedule(ranks: int, kind: str, name: str) -> Schedule:
 
 
 def dumps(kept: dict[str, ExecutionCosts]) -> str:
-    """Costs by the place that they were measured in, as JSON text."""
+    """Costs by the place where they were measured, as JSON text."""
     entries = {
         place: {**dataclasses.asdict(costs), **_orders(costs)}
         for place, costs in sorted(kept.items())
@@ -406,7 +409,8 @@ def loads(text: str) -> dict[str, ExecutionCosts]:
     """The costs that ``dumps`` has written, by place.
 
     Raises:
-        FormatError: not JSON, of another format, or costs that ``ExecutionCosts`` refuses.
+        FormatError: the text is not JSON or has another format, or ``ExecutionCosts`` refuses the
+            costs.
     """
     entries = readers.entries(text, FORMAT, "costs")
     return {place: _costs(entry, place) for place, entry in entries.items()}
@@ -426,6 +430,7 @@ def _costs(entry: object, place: str) -> ExecutionCosts:
             native_order=taken.optional("native_order", readers.text),
             source=taken.take("source", readers.text),
             machine=taken.take("machine", readers.text),
+            delays=tuple(_delay(each, place) for each in taken.take("delays", readers.items, ())),
         )
     except FormatError:
         raise
@@ -449,3 +454,14 @@ def _native(entry: object, place: str) -> NativeCost:
     )
     taken.end()
     return cost
+
+
+def _delay(entry: object, place: str) -> Delay:
+    taken = readers.Fields(entry, f"a delay of {readers.glimpse(place)}")
+    delay = Delay(
+        taken.take("peers", readers.whole(1, 2**20)),
+        taken.take("nbytes", readers.items),
+        taken.take("seconds", readers.items),
+    )
+    taken.end()
+    return delay

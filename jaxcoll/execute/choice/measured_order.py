@@ -1,16 +1,16 @@
-"""The order in which the devices of a mesh run permutes, found by a handful of them.
+"""The order in which the devices of a mesh run permutes, measured with a few of them.
 
-Three ranks are enough, of three processes where there are as many. Rank ``b`` sends to ``a``, and
-``a`` sends to ``c``: no link of these two ways is the same.
+Three ranks are enough, from three processes if there are as many. Rank ``b`` sends to ``a``, and
+``a`` sends to ``c``; the two ways share no link.
 
-- In two permutes that have nothing to do with one another: where the two take as long as one of
-  them alone, permutes overlap, and a rank's steps follow one another; where they take twice as
-  long, its permutes do, or so few cores or links carry both that nothing else can be told.
-- ``a`` and ``b`` send to each other in one permute: where that takes twice as long as one of them
+- Two independent permutes. If both take as long as one of them alone, permutes overlap, and a
+  rank's steps follow one another. If they take twice as long, a rank's permutes follow one another,
+  or so few cores or links carry both that nothing else can be told.
+- ``a`` and ``b`` send to each other in one permute. If that takes twice as long as one direction
   alone, the pair is half duplex.
 
-Two ranks can send each other only; where they are half duplex they cannot tell whether permutes
-overlap, and are taken not to.
+Two ranks can only send to each other. If they are half duplex, they cannot tell whether permutes
+overlap, and are assumed not to.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll.execute.choice.lockstep import Lockstep
 from jaxcoll.simulation.execution_order import ROUNDS, STEPS, ExecutionOrder
 
-# Messages grow from the first size until one takes this many times what an empty program does.
+# Messages grow from the first size until one takes this many times as long as an empty program.
 _LEAST_BYTES, _MOST_BYTES, _OF_NOTHING = 1 << 16, 1 << 24, 4.0
-# Halfway between once and twice.
+# Halfway between one time and two times.
 _TWICE = 1.5
 _ROUNDS, _FEWEST_ROUNDS = 9, 3
 
@@ -39,10 +39,10 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class FoundOrder(NamedTuple):
-    """What permutes have told.
+    """The result of the measurement.
 
     Attributes:
-        order: "steps" or "rounds": a program of permutes has no links that work by themselves.
+        order: "steps" or "rounds", because links do not work independently for permutes.
         half_duplex: whether two ranks that send to each other share the time of one direction.
     """
 
@@ -50,8 +50,8 @@ class FoundOrder(NamedTuple):
     half_duplex: bool
 
 
-# Of CPU devices on one host: XLA runs one permute after the other, and no wire is between two of
-# them. How long their copies take together says how many cores are free, and nothing of an order.
+# For CPU devices on one host: XLA runs one permute after the other, and no wire connects two of
+# them. The time of their copies together shows how many cores are free, and nothing about an order.
 ON_SHARED_CORES = FoundOrder(ROUNDS, half_duplex=False)
 
 
@@ -59,7 +59,7 @@ def measured_order(mesh: Mesh, lockstep: Lockstep) -> FoundOrder:
     """The order of the devices of a mesh that do not share cores, the same on all processes.
 
     Args:
-        mesh: of one axis, and two devices or more.
+        mesh: a mesh of one axis, with two devices or more.
     """
     a, b, c = _ranks(mesh)
     toward, back = [(b, a)], [(a, b)]
@@ -68,7 +68,7 @@ def measured_order(mesh: Mesh, lockstep: Lockstep) -> FoundOrder:
     while True:
         alone = _program(mesh, [toward], size)
         empty, once = _upper_quartiles([nothing, alone], _FEWEST_ROUNDS)
-        # Until it is told from noise, whatever the time: where it is long, one is enough.
+        # Messages grow until their time stands out from noise, or to the largest size.
         is_long = once > (1 + _OF_NOTHING) * empty or size >= _MOST_BYTES
         if lockstep.decided(functools.partial(bool, is_long)):
             break
@@ -91,10 +91,10 @@ def measured_order(mesh: Mesh, lockstep: Lockstep) -> FoundOrder:
 
 
 def _ranks(mesh: Mesh) -> tuple[int, int, int | None]:
-    """Three ranks, of as many processes as can be; or two, where there are no more.
+    """Three ranks, from as many processes as possible; two if there are no more.
 
-    Of two processes the third is of the second's: what stays in one process takes no time beside
-    what does not, and would tell nothing.
+    With two processes the third rank belongs to the second's process: a message within a process
+    takes no time compared with others, and would show nothing.
     """
     process = [device.process_index for device in mesh.devices.flat]
     first = {of: rank for rank, of in reversed(list(enumerate(process)))}
@@ -104,13 +104,13 @@ def _ranks(mesh: Mesh) -> tuple[int, int, int | None]:
 
 
 def _program(mesh: Mesh, permutes: Sequence[Pairs], nbytes: int) -> Callable[[], Any]:
-    """A program of permutes, each of an operand of its own, that ends on all ranks together."""
+    """A program of permutes, each with its own operand, that ends on all ranks together."""
     (axis,) = mesh.axis_names
     spec, count = PartitionSpec(axis), max(1, len(permutes))
 
     def run(*operands):
         moved = [lax.ppermute(v, axis, p) for v, p in zip(operands, permutes, strict=False)]
-        # Who only sends is done before the message has arrived: a sum of all is not.
+        # A rank that only sends ends before its message has arrived; a sum over all ranks does not.
         ends = sum((v[:1] for v in moved), jnp.zeros(1, np.float32) + operands[0][:1])
         return lax.psum(ends, axis), moved
 
@@ -130,8 +130,9 @@ def _program(mesh: Mesh, permutes: Sequence[Pairs], nbytes: int) -> Callable[[],
 def _upper_quartiles(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
     """Upper quartiles of the seconds of programs that take turns.
 
-    Two ranks that begin to send at the very same moment may do so both ways even where they are
-    half duplex, in up to half of all rounds: medians of few are now those and now the others.
+    Two ranks that begin to send at the very same moment may do so in both directions even if they
+    are half duplex, in up to half of all rounds. So medians of a few rounds would vary between both
+    cases.
     """
     taken = np.empty((rounds, len(calls)))
     for row in taken:

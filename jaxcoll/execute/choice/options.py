@@ -1,4 +1,4 @@
-"""Options of XLA's compilers that make a program run the permutes of its schedules well.
+"""Options of XLA's compilers that let a program run the permutes of its schedules well.
 
 They must be given to the outermost ``jit`` (docs/targets.md explains why)::
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.execute.choice.cliques import check_cliques
 from jaxcoll.execute.choice.transports import TRANSPORTS, check_transport
@@ -41,14 +41,14 @@ def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = N
 
     Args:
         mesh: the devices that the program runs on; their platform decides.
-        schedules: all schedules that may run at the same time; there are several if, say, the
-            gradients of several layers are under way together. When omitted, one schedule is
+        schedules: all schedules that may run at the same time; there are several if, for example,
+            the gradients of several layers are in flight together. If omitted, one schedule is
             assumed that uses every link between the devices of the mesh.
         transport: how a configuration runs the permutes (``transports``). None stands for the
             transport of calls without a configuration, which is "links" on TPUs.
 
     Returns:
-        The options for ``jax.jit(compiler_options=...)``; none for CPU, whose compiler has none.
+        The options for ``jax.jit(compiler_options=...)``; empty for CPU, whose compiler has none.
 
     Raises:
         TopologyError: the mesh has no devices, or a platform other than cpu, gpu and tpu.
@@ -81,7 +81,7 @@ def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = N
             options[_CLIQUES] = True
         return options
     # All rounds of a step should be in flight together: with a lower limit the last rounds would
-    # start only when the first have ended.
+    # start only after the first have ended.
     together = sum(map(_rounds_at_once, schedules))
     if not schedules:
         topology = Topology.from_mesh(mesh)

@@ -1,7 +1,7 @@
 """The network and the machine's charges that a program states.
 
-``use_topology`` states links and charges for calls that leave their schedule open; ``place`` is
-where such a call then runs.
+``use_topology`` states links and charges for calls that leave their schedule open; ``place`` is the
+network and machine that such a call then runs on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 
 from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
-from jaxcoll.devices import backend_of
+from jaxcoll.device_kinds import backend_of
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute import primitives
 from jaxcoll.execute.layout import Axes
@@ -31,12 +31,12 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A statement.
+    """The values that ``use_topology`` stated.
 
     Attributes:
         topology: the links between the ranks of an axis, or of all devices of the mesh in the order
-            of ``mesh.devices.flat``; ``None`` where nothing is known.
-        execution: the machine's charges; ``None`` for the shipped ones of its backend.
+            of ``mesh.devices.flat``; ``None`` if nothing is known.
+        execution: the machine's charges; ``None`` for those shipped for its backend.
     """
 
     topology: Topology | None = None
@@ -44,7 +44,7 @@ class Network:
 
 
 def current() -> Network:
-    """The statement under which this thread traces."""
+    """The values stated for programs that this thread traces."""
     return jax_internals.network_context.value or Network()
 
 
@@ -55,8 +55,8 @@ def use_topology(
     """State the network, and the machine's charges, for programs that are traced inside.
 
     Calls without ``schedule=`` take the cheapest of ``jax.lax`` and the schedules on that network;
-    ``schedule="auto"`` and other names of synthesizers make their schedules for it. A context
-    manager, and a decorator, too::
+    ``schedule="auto"`` and other names of synthesizers make their schedules for it. Use it as a
+    context manager or as a decorator::
 
         with jc.use_topology(jc.topologies.dgx_h100(2)):
             params, opt_state = step(params, opt_state, batch)
@@ -64,15 +64,15 @@ def use_topology(
     It is thread-local, and part of the key of every jit cache.
 
     Args:
-        topology: a network of as many ranks as the axes of a call, where rank r is
-            ``lax.axis_index`` r; or of as many as the mesh has devices, in the order of
-            ``mesh.devices.flat``, for calls along any of its axes. Calls of other numbers of ranks
-            are refused. ``None`` states no network.
+        topology: a network with as many ranks as the axes of a call, where rank r is
+            ``lax.axis_index`` r; or with as many as the mesh has devices, in the order of
+            ``mesh.devices.flat``, for calls along any of its axes. Calls with other numbers of
+            ranks are refused. ``None`` states no network.
         execution: the machine's charges: ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for the
-            shipped ones; those of the mesh's devices when omitted.
+            shipped ones; those of the mesh's devices if omitted.
 
     Raises:
-        CollectiveError: arguments of other types.
+        CollectiveError: an argument has another type.
     """
     checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
     with jax_internals.network_context(Network(topology, costs_of(execution, CollectiveError))):
@@ -87,12 +87,12 @@ class Place:
     """A collective on its network.
 
     Attributes:
-        axes: whose ranks the collective relates: those of the call, or all of the mesh.
-        collective: over the ranks of the call's axes; or over all ranks of the mesh, its groups
-            those along the axes, where the topology is that of the mesh.
-        topology: with as many ranks; ``None`` where it is unknown.
+        axes: the axes whose ranks the collective relates: those of the call, or all of the mesh.
+        collective: the collective over the ranks of the call's axes; if the topology is that of the
+            mesh, over all ranks of the mesh, with the groups along the axes.
+        topology: a network with as many ranks; ``None`` if it is unknown.
         costs: the machine's charges.
-        platform: of the mesh's devices.
+        platform: the platform of the mesh's devices.
     """
 
     axes: Axes
@@ -120,11 +120,11 @@ def place(kind: str, axes: Axes, groups, root: int | None, has_links: bool = Fal
     topology = network.topology
     costs = costs_for(network.execution, platform, topology, has_links)
     if topology is None and platform != "cpu":
-        # Between CPU devices there are no links to know.
+        # CPU devices have no known links between them.
         mesh = jax_internals.concrete_mesh()
         topology = None if mesh is None else of_mesh(mesh)
-    # A network of the axis's own ranks is taken as it is. One of the whole mesh sees the groups of
-    # an axis at the same time, on links that they may share.
+    # A network of the axis's own ranks is used directly. On a network of the whole mesh the groups
+    # of an axis run at the same time, on links that they may share.
     along = Collective(kind, axes.num_ranks, 1, groups, root)  # type: ignore[arg-type]
     if topology is None or topology.num_ranks == axes.num_ranks:
         return Place(axes, along, topology, costs, platform)
@@ -147,23 +147,28 @@ def has_links() -> bool:
     return jax.process_count() > 1 and not isinstance(engine.library(), str)
 
 
-def may_play(axes: Axes, dtype, kind: str, op: str) -> bool:
-    """Whether a call that is being traced can be played over links, between processes on CPUs.
+def may_play(axes: Axes, dtype, kind: str, op: str, lowering: str = "auto") -> bool:
+    """Whether a call that is being traced can be played over links.
 
     Args:
-        dtype: of the numbers that are sent.
+        dtype: dtype of the numbers that are sent.
         op: as for ``primitives.bind``.
+        lowering: that the call names: on GPUs only "links" is played, between processes on CPUs
+            also what is left open.
     """
-    if jax_internals.platform() != "cpu" or not has_links():
+    is_gpu = backend_of(jax_internals.platform()) == "gpu"
+    if lowering != "links" and (is_gpu or lowering != "auto"):
+        return False
+    if not is_gpu and (jax_internals.platform() != "cpu" or not has_links()):
         return False
     combine = primitives.OPS[op] if kind_of(kind).adds else None
-    return not links.refusal(dtype, combine, axes)
+    return not links.refusal(dtype, combine, axes, is_gpu)
 
 
 def lowering_of(lowering: str, runs: primitives.Runs, axes: Axes, dtype, op: str) -> str:
-    """The lowering of a call's program: "links" or "auto" where the call names none.
+    """The lowering of a call's program: "links" or "auto" if the call names none.
 
-    Links where they can be had, unless costs are stated of a machine without them.
+    It is "links" if they are available, unless the stated costs are of a machine without them.
     """
     if lowering != "auto" or isinstance(runs, Native):
         return lowering
@@ -182,17 +187,19 @@ def costs_for(
     """The stated execution costs, or those shipped for a platform.
 
     Args:
-        topology: that is stated beside them, if any.
+        topology: the topology stated with them, if any.
         has_links: whether schedules can be played over links.
 
     Raises:
-        CollectiveError: they are another backend's, were measured on another machine, or are of one
-            host's memory and stated beside a network of several processes.
+        CollectiveError: the costs belong to another backend, were measured on another machine, or
+            describe one host's memory although a network of several processes is stated.
     """
     backend = backend_of(platform)
     if execution is None:
         known = backend if backend in BACKENDS else "cpu"
-        return shipped_costs(known, jax.process_count(), has_links)
+        here = platform == jax.default_backend()
+        device = jax.devices()[0].device_kind if here else ""
+        return shipped_costs(known, jax.process_count(), has_links, device)
     here = machine()
     if execution.machine not in ("", here) and platform == jax.default_backend():
         raise CollectiveError(
@@ -215,16 +222,16 @@ def costs_for(
 
 
 def machine() -> str:
-    """The hardware and the version of jax, on which measured times depend."""
+    """The hardware and the version of jax, both of which measured times depend on."""
     return f"{hardware()}, jax {jax.__version__}"
 
 
 def hardware() -> str:
     """The devices of the default backend, in words, as in ``jaxcoll.tune.Machine``.
 
-    Devices of the backend "cpu" share the cores of the host, so their number is part of it. With
-    several processes the network between them matters: their number and that of the devices of each
-    are part of it too.
+    Devices of the backend "cpu" share the cores of the host, so their number is part of the text.
+    With several processes the network between them matters, so the number of processes and of
+    devices per process are part of it too.
     """
     device = jax.devices()[0]
     kind = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
@@ -234,7 +241,7 @@ def hardware() -> str:
 
 @functools.lru_cache(maxsize=16)
 def of_mesh(mesh) -> Topology | None:
-    """The network of a mesh's devices, or ``None`` where they do not tell it."""
+    """The network of a mesh's devices, or ``None`` if the devices do not tell it."""
     try:
         return Topology.from_mesh(mesh)
     except TopologyError:

@@ -3,15 +3,15 @@
 A configuration that names none uses the first of its backend. On GPUs:
 
 - "groups": the permutes of a step in one NCCL group, hence one launch;
-- "overlapped": a launch per permute, all permutes of a step in flight together;
+- "overlapped": a launch per permute, with all permutes of a step in flight together;
 - "combined": a launch per permute, one after the other, as XLA orders and combines them;
 - "cliques": groups whose permutes use a communicator per set of ranks that exchange messages,
   instead of one communicator of all ranks (openxla/xla#40505; ``cliques``);
-- "apart", for collectives of ``jax.lax`` alone: the parts of an operand are not combined.
+- "apart", only for collectives of ``jax.lax``: the parts of an operand are not combined.
 
-On TPUs "xla", with XLA's own limit of permutes in flight, and "links", with as many as a step has.
-On CPUs there is nothing to choose. All but "groups", "combined" and "xla" are options of the
-outermost ``jit``, whose program they are for (``options``).
+On TPUs there are "xla", with XLA's own limit of permutes in flight, and "links", with as many as a
+step has. On CPUs there is no choice. All except "groups", "combined" and "xla" need options of the
+outermost ``jit``, for the whole program (``options``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 
-# By backend, the default first.
+# Transports by backend; the first is the default.
 TRANSPORTS: Mapping[str, tuple[str, ...]] = {
     "cpu": (),
     "gpu": ("groups", "overlapped", "combined", "cliques", "apart"),
@@ -36,7 +36,7 @@ def check_transport(name: object) -> str:
     """The name of a transport of any backend.
 
     Raises:
-        CollectiveError: it is not one.
+        CollectiveError: no backend has a transport with this name.
     """
     if isinstance(name, str) and name in _KNOWN:
         return name
@@ -50,14 +50,14 @@ def is_grouped(transport: str) -> bool:
 
 
 def alternatives(backend: str, lowering: str, *, of_jit: bool = True) -> tuple[str, ...]:
-    """The transports of a schedule beside the default of its backend.
+    """The transports of a schedule other than the default of its backend.
 
     Args:
         backend: "cpu", "gpu" or "tpu".
-        lowering: its name; "auto" where ``jax.lax`` runs the collective. A loop's body does not
-            overlap on GPUs, and a Pallas kernel has no permutes.
-        of_jit: whether options of the outermost ``jit`` may be needed, which belong to the whole
-            program.
+        lowering: the name of the lowering; "auto" if ``jax.lax`` runs the collective. A loop's body
+            does not overlap on GPUs, and a Pallas kernel has no permutes.
+        of_jit: whether transports may need options of the outermost ``jit``, which apply to the
+            whole program.
     """
     if lowering == "auto":
         found: tuple[str, ...] = ("apart",) if backend == "gpu" else ()

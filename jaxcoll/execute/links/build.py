@@ -1,4 +1,4 @@
-"""Compiles the player, as ``setup.py`` does; ``python -m jaxcoll.execute.links`` does it again.
+"""Compiles the player, as ``setup.py`` does; ``python -m jaxcoll.execute.links`` repeats it.
 
 It takes some seconds, a C++ compiler and the headers of a jaxlib. XLA runs calls that were compiled
 with its own headers or earlier ones, so the library's file is named after their version.
@@ -19,7 +19,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("player.cc", "gpu_pl
 
 
 def source_number() -> int:
-    """31 bits of the sources' digest: a library of other sources is not used."""
+    """31 bits of the sources' digest, so that a library of other sources is not used."""
     text = b"".join(source.read_bytes() for source in SOURCES)
     return int(hashlib.sha256(text).hexdigest()[:8], 16) >> 1
 
@@ -28,7 +28,7 @@ def headers() -> Path:
     """The folder of the installed jaxlib's headers, found without importing it.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no such folder.
     """
     found = importlib.util.find_spec("jaxlib")
     if found is None or found.origin is None:
@@ -37,10 +37,10 @@ def headers() -> Path:
 
 
 def version_of(headers: Path) -> tuple[int, int]:
-    """The version of XLA's interface that some headers declare.
+    """The version of XLA's interface that the headers declare.
 
     Raises:
-        RuntimeError: they declare none.
+        RuntimeError: they declare no version.
     """
     try:
         text = (headers / "xla/ffi/api/c_api.h").read_text()
@@ -56,12 +56,12 @@ def build(folder: Path) -> Path:
     """Compile the library into a folder.
 
     Raises:
-        RuntimeError: no jaxlib is installed, or the compiler failed; with its first error.
+        RuntimeError: no jaxlib is installed, or the compiler failed; the text has its first error.
     """
     include = headers()
     major, minor = version_of(include)
     target = folder / PATTERN.replace("*", f"{major}.{minor}")
-    # Renamed when it is whole: a process that runs keeps the library that it has loaded.
+    # Renamed when it is complete: a process that runs keeps the library that it has loaded.
     made = target.with_suffix(f".{os.getpid()}")
     command = [
         *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O3", "-fPIC", "-shared",

@@ -1,11 +1,12 @@
 """The player in this process: its library, its address, and the addresses of the others.
 
 A process listens once, at the address by which it reaches the coordinator of ``jax.distributed`` or
-at ``JAXCOLL_ADDRESS``, and publishes address, port and a word that whoever connects must say, by
-the service that connects the processes. Links are opened when a message first needs them, and kept.
+at ``JAXCOLL_ADDRESS``. It publishes address, port and a word that every peer must send when it
+connects, through the service that connects the processes. Links are opened when a message first
+needs them, and kept.
 
 Before JAX compiles a program, each call is given the devices that it runs on, its number, and the
-call before it (``player.cc`` says why): none is known while it is traced.
+call before it (``player.cc`` says why), since none of these is known while it is traced.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ TARGET = "jaxcoll_links"
 GPU_TARGET = "jaxcoll_links_gpu"
 _KEY = "jaxcoll/links/{}"
 _SECONDS = 60.0
-# A process that keeps the others waiting for more than this share of so many seconds is named.
+# A process is named if it keeps the others waiting for more than this share of a window of seconds.
 _WINDOW, _LATE = 10.0, 0.1
 COMPILE = "python -m jaxcoll.execute.links compiles it, with a C++ compiler"
 
 
 def compiled() -> Path | str:
-    """The compiled library that this jaxlib can call; or why there is none."""
+    """The compiled library that this jaxlib can call, or the reason why there is none."""
     if os.environ.get("JAXCOLL_LINKS") == "0":
         return "JAXCOLL_LINKS=0 is in the environment"
     try:
@@ -59,7 +60,7 @@ def compiled() -> Path | str:
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The library, its call registered with JAX; or why there is none."""
+    """The library, with its call registered with JAX, or the reason why there is none."""
     path = compiled()
     if isinstance(path, str):
         return path
@@ -94,7 +95,7 @@ def plays_on_gpus(library: ctypes.CDLL) -> bool:
 
 
 def _library_of(name: str) -> bytes:
-    """NVIDIA's library in its Python package, whatever the CUDA it is of; b"" if it is not one."""
+    """NVIDIA's library in its Python package, for any version of CUDA; b"" if there is none."""
     found = importlib.util.find_spec("nvidia")
     folders = (found.submodule_search_locations if found else None) or ()
     paths = (path for folder in folders for path in Path(folder).glob(f"*/lib/lib{name}.so.*"))
@@ -102,10 +103,10 @@ def _library_of(name: str) -> bytes:
 
 
 def timeout() -> float:
-    """Seconds in which nothing moves after which a call gives up: ``JAXCOLL_TIMEOUT``, or 60.
+    """Seconds without progress after which a call gives up: ``JAXCOLL_TIMEOUT``, or 60.
 
     Raises:
-        CollectiveError: the variable holds another text than a number above 0.
+        CollectiveError: the variable is not a number above 0.
     """
     said = os.environ.get("JAXCOLL_TIMEOUT", "")
     try:
@@ -118,7 +119,7 @@ def timeout() -> float:
 
 
 def prepare(module: Any, devices: list) -> None:
-    """Write into a program's calls what they run on, their numbers and their order."""
+    """Write the devices, numbers and order of a program's calls into them."""
     blocks = jax_internals.calls_in(module, TARGET)
     if not blocks:
         return
@@ -170,13 +171,13 @@ def _address() -> tuple[str, str, str]:
 
 
 def lateness() -> tuple[float, float, int]:
-    """For how long others have waited for calls to begin in this process.
+    """Seconds for which others have waited for calls to begin in this process.
 
-    A message that is here before its call has begun waits for it, while no other call is under way.
+    A message that arrives before its call has begun waits for it, while no other call is running.
     The first run of a program, which compiles it, does not count.
 
     Returns:
-        Seconds of all calls, of the longest, and the number of calls.
+        The seconds of all calls, those of the longest, and the number of calls.
     """
     engine = library()
     found = (ctypes.c_double * 3)()
@@ -186,8 +187,8 @@ def lateness() -> tuple[float, float, int]:
 
 
 def _tell_if_late(process: int) -> None:
-    # Never asks JAX: the thread lives on while the interpreter ends, when JAX has let go of its
-    # backend and would make another one.
+    # This never asks JAX: the thread still runs while the interpreter exits, when JAX has released
+    # its backend and would create another one.
     seconds = calls = 0
     while True:
         time.sleep(_WINDOW)
@@ -198,7 +199,7 @@ def _tell_if_late(process: int) -> None:
 
 
 def late_text(seconds: float, calls: int, process: int) -> str:
-    """The line of the log about so many late calls in a window; "" where that is little."""
+    """The line of the log about late calls in a window; "" if they are few."""
     if seconds < _LATE * _WINDOW:
         return ""
     return (
@@ -238,7 +239,7 @@ def host() -> str:
             host.strip("[]"), int(port), type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # of a datagram's socket: nothing is sent
+            probe.connect(address)  # a datagram socket, so nothing is sent
             return probe.getsockname()[0]
     except (OSError, ValueError) as error:
         raise CollectiveError(

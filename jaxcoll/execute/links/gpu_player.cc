@@ -418,16 +418,24 @@ std::vector<XLA_FFI_ReplicaGroup> split(ffi::Span<const int64_t> groups, int32_t
   return found;
 }
 
+// What XLA is asked about a queue's communicator, to promise it and to hand it out, has the same head.
+template <typename Args>
+Args of_queue(size_t size, const std::vector<XLA_FFI_ReplicaGroup>& groups, int32_t queue) {
+  Args args{};
+  args.struct_size = size;
+  args.group_mode = XLA_FFI_GROUP_FLATTENED_ID;
+  args.groups = groups.data();
+  args.num_groups = groups.size();
+  args.communication_id = kFirstQueue + queue;
+  return args;
+}
+
 ffi::Error prepare(const XLA_FFI_Collectives_Extension* collectives, Numbers program,
                    ffi::Span<const int64_t> groups, int64_t) {
   std::vector<XLA_FFI_ReplicaGroup> raw = split(groups, program[kRanks]);
   for (int32_t queue = 0; queue < program[kQueues]; ++queue) {
-    XLA_FFI_Communicator_Request_Args args{};
-    args.struct_size = XLA_FFI_Communicator_Request_Args_STRUCT_SIZE;
-    args.group_mode = XLA_FFI_GROUP_FLATTENED_ID;
-    args.groups = raw.data();
-    args.num_groups = raw.size();
-    args.communication_id = kFirstQueue + queue;
+    auto args = of_queue<XLA_FFI_Communicator_Request_Args>(
+        XLA_FFI_Communicator_Request_Args_STRUCT_SIZE, raw, queue);
     if (collectives->request_communicator(collectives, &args)) {
       return ffi::Error::Internal("jaxcoll: XLA promises no communicator for queue " +
                                   std::to_string(queue));
@@ -466,12 +474,8 @@ ffi::Error execute(void* stream, const XLA_FFI_Collectives_Extension* collective
   call.work = static_cast<char*>(work->untyped_data());
   call.row = x.size_bytes() / program[kInputs];
   for (int32_t queue = 0; queue < program[kQueues]; ++queue) {
-    XLA_FFI_Communicator_Get_Args args{};
-    args.struct_size = XLA_FFI_Communicator_Get_Args_STRUCT_SIZE;
-    args.group_mode = XLA_FFI_GROUP_FLATTENED_ID;
-    args.groups = raw.data();
-    args.num_groups = raw.size();
-    args.communication_id = kFirstQueue + queue;
+    auto args = of_queue<XLA_FFI_Communicator_Get_Args>(
+        XLA_FFI_Communicator_Get_Args_STRUCT_SIZE, raw, queue);
     if (collectives->get_communicator(collectives, &args) || !args.communicator) {
       return ffi::Error::Internal("jaxcoll: XLA has no communicator for queue " +
                                   std::to_string(queue));

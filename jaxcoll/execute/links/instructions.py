@@ -1,9 +1,10 @@
 """Instructions of ranks to NCCL and CUDA, and the time that they take on a network.
 
-The clock is that of a machine whose links alone take time. A stream does its work in order, an
-event is the work that its stream had when it was recorded, and a group of sends and receives begins
-when its stream comes to it and ends with the last of them; a message flows while both of its ends
-are at it, over the links of its path one after the other, each first come, first served.
+The clock belongs to a machine on which only links take time. A stream does its work in order, and
+an event stands for the work that its stream had when it was recorded. A group of sends and receives
+begins when its stream reaches it, and ends with the last of them. A message flows while both of its
+ends are at it, over the links of its path one after the other; each link serves first come, first
+served.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 
-# A program is part of the compiled code, which XLA keeps as text.
+# A program is part of the compiled code, which XLA stores as text.
 _MOST_NUMBERS = 4_000_000
 
 MESSAGES, COMBINE, COPY, ZERO, RECORD, WAIT = range(6)
@@ -31,11 +32,11 @@ class Instruction(NamedTuple):
     """An instruction of a rank's host to NCCL or CUDA.
 
     Attributes:
-        code: MESSAGES (numbers: how many runs of rows are sent or received together, and of each
-            whether it arrives, the other rank, memory, row and rows), COMBINE (the places, two
+        code: MESSAGES (numbers: how many runs of rows are sent or received together, and for each
+            run whether it arrives, the other rank, memory, row and rows), COMBINE (the places, two
             numbers each, of the sum and of its two operands, and rows), COPY (to, from, rows), ZERO
             (place, rows), RECORD and WAIT (event).
-        queue: where; the number of queues for XLA's own stream.
+        queue: the queue that it runs on; the number of queues stands for XLA's own stream.
     """
 
     code: int
@@ -48,11 +49,11 @@ class QueuedProgram:
     """A schedule as instructions.
 
     Attributes:
-        queues: how many.
+        queues: number of queues.
         inputs, outputs: rows of a rank's input and of its result.
-        work: rows of its workspace, the most of any rank.
-        events: events that it needs, the most of any rank.
-        instructions: of each rank.
+        work: rows of the workspace, the maximum over ranks.
+        events: number of events, the maximum over ranks.
+        instructions: the instructions of each rank.
     """
 
     queues: int
@@ -64,10 +65,10 @@ class QueuedProgram:
 
     @functools.cached_property
     def numbers(self) -> np.ndarray:
-        """All of it as the player reads it, int32.
+        """The whole program as the player reads it, int32.
 
         Raises:
-            CollectiveError: more numbers than a compiled program can hold.
+            CollectiveError: there are more numbers than a compiled program can hold.
         """
         head = [len(self.instructions), self.queues, self.events, self.inputs, self.outputs]
         parts = [[i.code, i.queue, *i.numbers] for each in self.instructions for i in each]
@@ -83,13 +84,13 @@ class QueuedProgram:
 
 
 class Links(NamedTuple):
-    """What messages cross.
+    """The links that messages cross.
 
     Attributes:
-        paths: of each ordered pair of ranks, the links on its way; a link of their own, on which a
-            row takes a second, where it is missing.
-        row_seconds: of each link, seconds that a row occupies it.
-        alpha: of each link, seconds until what has left it arrives.
+        paths: for each ordered pair of ranks, the links on its way; a missing pair has a link of
+            its own, on which a row takes a second.
+        row_seconds: for each link, the seconds for which a row occupies it.
+        alpha: for each link, the seconds until a row that has left it arrives.
     """
 
     paths: Mapping[tuple[int, int], Sequence[int]]
@@ -100,7 +101,7 @@ class Links(NamedTuple):
 def links_of(schedule: Schedule, nbytes: float) -> Links:
     """The links of a schedule for rows of a buffer of so many bytes.
 
-    Where ranks have several edges, the last that the schedule names stands for all.
+    If two ranks have several edges, the last one that the schedule names stands for all.
     """
     topology, first = schedule.topology, schedule.message_ptr[:-1]
     ends = zip(schedule.src[first].tolist(), schedule.dst[first].tolist(), strict=True)
@@ -111,21 +112,21 @@ def links_of(schedule: Schedule, nbytes: float) -> Links:
 
 
 class Work(NamedTuple):
-    """Work of a stream, and how much of other streams must be done before."""
+    """Work of a stream, and the amount of other streams' work that must be done before."""
 
     instruction: Instruction
     after: tuple[tuple[int, int], ...]
 
 
 def streams_of(instructions: Iterable[Instruction], queues: int) -> list[list[Work]]:
-    """The work that a rank's host hands to each stream, that of XLA last."""
+    """The work that a rank's host hands to each stream; XLA's stream is last."""
     streams: list[list[Work]] = [[] for _ in range(queues + 1)]
     waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     recorded: dict[int, list[tuple[int, int]]] = {}
     for each in instructions:
         queue = each.queue
         if each.code == RECORD:
-            # An event stands for the waits of its stream too.
+            # An event also stands for the waits of its stream.
             recorded[each.numbers[0]] = [(queue, len(streams[queue])), *waits[queue]]
         elif each.code == WAIT:
             waits[queue] += recorded[each.numbers[0]]
@@ -135,12 +136,12 @@ def streams_of(instructions: Iterable[Instruction], queues: int) -> list[list[Wo
 
 
 class Replay:
-    """A program under way.
+    """A program that is running.
 
     Attributes:
-        done: how much each stream of each rank has done.
-        open: of a rank and queue at a group, what of it has not ended: whether it arrives, and the
-            other rank.
+        done: the amount of work that each stream of each rank has done.
+        open: for a rank and queue at a group, the messages of it that have not ended: whether each
+            arrives, and the other rank.
     """
 
     def __init__(self, program: QueuedProgram, links: Links):
@@ -149,15 +150,15 @@ class Replay:
         self.done = [[0] * (program.queues + 1) for _ in program.instructions]
         self.open: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
         self._busy = [0.0] * len(links.row_seconds)
-        # What has arrived at a link of its path: when, number, message, links before, rows.
+        # Arrivals at links of a path: time, number, message, links before, rows.
         self._events: list[tuple[float, int, tuple[int, int, int], int, int]] = []
         self._number = itertools.count()
 
     def seconds(self) -> float:
-        """When the last work is done.
+        """The time when the last work is done.
 
         Raises:
-            CollectiveError: streams wait for each other for ever.
+            CollectiveError: streams wait for each other forever.
         """
         now = 0.0
         for rank, queues in enumerate(self._streams):
@@ -192,7 +193,7 @@ class Replay:
         heapq.heappush(self._events, (at, next(self._number), message, hop, rows))
 
     def _go_on(self, rank: int, queue: int, now: float) -> None:
-        """Let a stream do what it may, and others that waited for that."""
+        """Run a stream as far as possible, and then other streams that waited for it."""
         works, done = self._streams[rank][queue], self.done[rank]
         before = done[queue]
         while done[queue] < len(works) and (rank, queue) not in self.open:

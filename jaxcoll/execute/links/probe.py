@@ -1,7 +1,7 @@
 """``jc.probe``: the network between the processes of a job, measured by them.
 
-The processes find each other by the service that connects them. ``jaxcoll.probing`` measures, and
-makes a network of the times.
+The processes find each other through the service that connects them. ``jaxcoll.probing`` measures,
+and infers a network from the times.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Probe:
-    """A network as it was measured.
+    """A measured network.
 
     Attributes:
-        network: its ranks are the devices of the mesh, in order. Links of one kind have its median.
-        findings: a sentence for each link that is slower or faster than its kind, or missing:
-            "rank 3 to rank 7: 9.8 of 50 Mbit/s".
-        errors: of the check: the time of all ranks sending at once, each to one of the others at
-            random, over that of the network that was found; float64 of shape (permutations,).
-        seconds: that measuring took.
+        network: its ranks are the devices of the mesh, in order. Links of one kind have the median
+            of their kind.
+        findings: a sentence for each link that is slower or faster than its kind, or missing: "rank
+            3 to rank 7: 9.8 of 50 Mbit/s".
+        errors: results of the check: the time when all ranks send at once, each to a random other
+            rank, divided by the time on the network that was found; float64 of shape
+            (permutations,).
+        seconds: the duration of the measurement.
     """
 
     network: Topology
@@ -78,27 +80,27 @@ class Probe:
 
 
 def probe(mesh: Mesh | None = None) -> Probe:
-    """Measure the network between the processes of a job, by sockets, as CPU collectives use it.
+    """Measure the network between the processes of a job by sockets, as CPU collectives use it.
 
     All processes call it together, while nothing else runs. Pairs are timed alone and in rounds,
-    then flows that could share something. From the times the function infers links, ports of
-    switches, and uplinks of groups (``jaxcoll.probing.inference``). ``use_topology``,
-    ``synthesize`` and ``jc.io.save`` take the result. Devices of one process have links to a switch
-    of that process, as fast as it copies memory.
+    then flows that might share a link. From the times the function infers links, ports of switches,
+    and uplinks of groups (``jaxcoll.probing.inference``). ``use_topology``, ``synthesize`` and
+    ``jc.io.save`` accept the result. Devices of one process have links to a switch of that process,
+    which are as fast as it copies memory.
 
     Args:
-        mesh: the mesh whose devices are the ranks, in its order; all devices when omitted. Each
-            process has equally many of them.
+        mesh: the mesh whose devices are the ranks, in its order; all devices if omitted. Each
+            process has the same number of them.
 
     Returns:
         The network; the same in all processes.
 
     Raises:
-        CollectiveError: ``jax.distributed.initialize`` was not called; devices are not CPUs, or all
-            of one process, or of processes on one machine, between which there are no links; a
-            process does not take part or ends, or its bytes do not arrive.
+        CollectiveError: ``jax.distributed.initialize`` was not called; devices are not CPUs; all
+            belong to one process, or to processes on one machine, which have no links between them;
+            a process does not take part or ends; or its bytes do not arrive.
     """
-    # With networkx and parts of SciPy: 0.8 CPU s, which most programs would spend for nothing.
+    # This imports networkx and parts of SciPy: 0.8 CPU s, which most programs do not need.
     from jaxcoll.probing.inference import infer, with_devices
 
     devices = list(jax.devices()) if mesh is None else _devices(mesh)
@@ -174,7 +176,7 @@ def _said(number: int, process: int) -> tuple[Address, str]:
 
 
 def _machine() -> str:
-    """What only processes have in common that meet over the same loopback device."""
+    """A text that is equal for processes that meet over the same loopback device."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"

@@ -1,23 +1,25 @@
-"""A schedule as the player reads it: for each rank its messages, and what must happen before them.
+"""A schedule as the player reads it: each rank's messages, and what must happen before them.
 
-A row is a place of a rank's buffer (``jaxcoll.execute.lowerings.rounds``). An operation is a row
-that leaves or arrives in some step. With ``got`` the arrivals in a row so far, and ``sent`` how
-often it has left, it may happen when:
+A row is a place in a rank's buffer (``jaxcoll.execute.lowerings.rounds``). An operation is a row
+that leaves or arrives in some step. Let ``got`` be the number of arrivals in a row so far, and
+``sent`` the number of times that it has left. An operation may happen under these conditions:
 
-- it leaves: all arrivals of earlier steps have happened, ``got`` is at least their number;
-- it arrives: all that leaves in steps up to its own has left, since it was read before; and, where
-  it replaces, all arrivals of earlier steps; where it is added, those up to the last that replaced.
+- A row leaves when all arrivals of earlier steps have happened, that is when ``got`` is at least
+  their number.
+- A row arrives when all that leaves from it in steps up to its own has left, since it is read
+  first. If it replaces the row, all arrivals of earlier steps must have happened; if it is added,
+  those up to the last one that replaced.
 
-Numbers are enough. An addition waits for what leaves up to its step, so none of a later step is
-counted before a row that leaves in between has left; and none after a replacement is counted before
-that has happened. Additions between two of these may come in any order, or, for sums in one order,
-in that of the rounds.
+Numbers are enough. An addition waits for rows that leave up to its step, so no addition of a later
+step is counted before a row that leaves in between has left, and none after a replacement is
+counted before the replacement has happened. Additions between two of these may come in any order,
+or, for sums in one order, in that of the rounds.
 
 The table of a rank is a list of int32: rank, rows of the buffer, of the input and of the result;
-the row of each row of the input and of the result; the links that leave and those that arrive. A
-list of links is their number, and for each the other rank, the number of messages, and each of them
-as its step, its number of rows and four numbers per row: the row, whether it is added, ``got`` and
-``sent``.
+the buffer row of each row of the input and of the result; the links that leave and those that
+arrive. A list of links is their number, and for each link the other rank, the number of messages,
+and each message as its step, its number of rows and four numbers per row: the row, whether it is
+added, ``got`` and ``sent``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
-# Dtypes of numbers that the player adds, and takes the larger or smaller of.
+# Dtypes whose numbers the player can add, and compare for maximum and minimum.
 ADDED = frozenset(
     (
         *("float16", "float32", "float64", "bfloat16"),
@@ -48,12 +50,12 @@ def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
     step, src, dst, sent, got, add = operations(program)
     rows = program.num_rows
     most = int(step.max(initial=0)) + 2
-    # A key per row of a rank, and times in it; operations are in the order of steps already.
+    # A key per row of a rank, and the times in it; operations are already sorted by step.
     leaves, arrives = src * rows + sent, dst * rows + got
     leaving, arriving = np.sort(leaves * most + step), np.sort(arrives * most + step)
 
     def up_to(times: np.ndarray, row: np.ndarray, until: np.ndarray) -> np.ndarray:
-        """How many of the sorted times are of a row and at most some step."""
+        """For each query, the number of sorted times of its row up to some step."""
         return np.searchsorted(times, row * most + until, "right") - np.searchsorted(
             times, row * most
         )
@@ -65,7 +67,7 @@ def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
         before = np.empty(len(step), np.int64)
         before[order] = np.arange(len(step)) - np.searchsorted(arrives[order], arrives[order])
     else:
-        # Up to the last step, before its own, in which the row was replaced.
+        # The last step before its own in which the row was replaced.
         replaced = np.sort((arrives * most + step)[~add])
         last = np.searchsorted(replaced, arrives * most + step) - 1
         of_row = replaced[np.maximum(last, 0)] if len(replaced) else np.zeros(len(step), np.int64)
@@ -89,7 +91,7 @@ def tables(program: PermuteProgram, is_ordered: bool = False) -> np.ndarray:
 
 
 def operations(program: PermuteProgram) -> tuple[np.ndarray, ...]:
-    """Columns of the rows sent: step, sender, receiver, row there, row here, is it added."""
+    """Columns of the rows sent: step, sender, receiver, row there, row here, whether added."""
     columns: list[list[np.ndarray]] = [[] for _ in range(6)]
     for t, rounds in enumerate(program.steps):
         for round_ in rounds:
@@ -112,7 +114,7 @@ def operations(program: PermuteProgram) -> tuple[np.ndarray, ...]:
 def _links(
     mine: np.ndarray, others: np.ndarray, step: np.ndarray, numbers: np.ndarray
 ) -> list[np.ndarray]:
-    """The links of a rank in one direction, as its table has them."""
+    """The links of a rank in one direction, as its table lists them."""
     chosen = np.flatnonzero(mine)
     peers = np.unique(others[chosen])
     parts = [np.array([len(peers)])]

@@ -1,26 +1,27 @@
-"""A schedule as GPUs play it: messages in queues, and events between these.
+"""A schedule as GPUs play it: messages in queues, and events between queues.
 
-A *queue* is an NCCL communicator and a CUDA stream of its own. NCCL does what one communicator is
-given in the order given, so messages that shall not wait for each other lie in different queues.
-Kernels of many communicators would not find room on a GPU beside each other, so queues are few.
-All that a rank sends and receives in one step and queue is one *group* of NCCL: it flows at the
-same time, and ends together. On tori one queue is enough, since the messages of a step begin and
-end at the same times.
-Between hosts, where some take longer, it takes several, and list scheduling finds who goes where.
+A *queue* is an NCCL communicator with its own CUDA stream. NCCL runs the work of one communicator
+in the order in which it gets it, so messages that shall not wait for each other go to different
+queues. Kernels of many communicators would not fit on a GPU together, so queues are few. All that a
+rank sends and receives in one step and queue is one *group* of NCCL: its messages flow at the same
+time, and end together. On tori one queue is enough, since the messages of a step begin and end at
+the same times. Between hosts, where some messages take longer, several queues are needed, and list
+scheduling assigns messages to them.
 
 A rank's program is a list of instructions, which its host hands to NCCL and CUDA in this order and
 without waiting (``gpu_player.cc``). A rank has at most one group in a queue and step, and its
-groups stand by steps. So no circle of waits exists: when all groups of earlier steps have ended, on
-all ranks, those of a step can begin.
+groups are in the order of steps. So there is no circle of waits: when all groups of earlier steps
+have ended, on all ranks, those of a step can begin.
 
-Rows are read where they are. A row of the input is sent from the operand until something arrives
-for it; from then on it lies at its place in the result, or in the workspace if the result does not
-have it. Addends arrive beside and are combined into the row. Where a row leaves in the step in
-which another arrives for it, that one waits beside too until the old one has been read.
+Rows are read in place. A row of the input is sent from the operand until something arrives for it;
+from then on it is in its place in the result, or in the workspace if the result does not have it.
+Addends arrive in separate rows of the workspace and are combined into the row. If a row leaves in
+the step in which another arrives for it, that one waits in the workspace, too, until the old row
+has been read.
 
-An instruction waits, by an event, for the last writer of all that it reads, and for the readers and
-the writer of the memory that it overwrites. Within a queue the order is enough, and waits that an
-earlier one implies are left out.
+An instruction waits, by events, for the last writer of all that it reads, and for the readers and
+the writer of the memory that it overwrites. Within a queue the order is enough. Waits that are
+implied by an earlier one are left out.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from jaxcoll.execute.links.program import operations
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
 # With kernels of 32 blocks, of which an H100 runs two on each of its 132 multiprocessors, six
-# queues leave room for additions; a kernel that finds none could wait for ever.
+# queues leave room for additions; a kernel that finds no room could wait forever.
 QUEUES = (1, 2, 3, 4, 6)
-# Messages from which on only the first and the last number of queues are tried.
+# With so many messages only the least and the largest number of queues are tried.
 _MANY = 4_000
-# Seconds in which a host hands out a group: 140 to 210 us for 20 groups of a send and a receive on
-# an H200's host (NCCL 2.28.9).
+# Seconds in which a host hands out a group: it took 140 to 210 us for 20 groups of a send and a
+# receive on an H200's host (NCCL 2.28.9).
 LAUNCH = 8e-6
 INPUT, RESULT, WORK = range(3)
 
@@ -82,17 +83,17 @@ def queued(
     """The instructions of all ranks.
 
     Args:
-        links: what messages cross; a link for each pair of ranks when omitted.
+        links: the links that messages cross; a link for each pair of ranks if omitted.
         is_ordered: whether additions in a row happen in the order of the program's rounds.
-        tried: numbers of queues, of which the one counts that ends first; the first where there is
-            no telling.
+        tried: numbers of queues, of which the one that ends first is used; the first number if
+            their times are unknown.
     """
     messages = messages_of(program, is_ordered)
     if links is None or not messages:
         return _laid_out(program, messages, assigned(messages, links, tried[0]))
     if len(messages) > _MANY:
         tried = (tried[0], tried[-1])
-    # Where few queues are used, larger numbers of them give an assignment again.
+    # If few queues are used, larger numbers of queues repeat an assignment.
     queues = dict.fromkeys(tuple(assigned(messages, links, most)) for most in tried)
     found = (_laid_out(program, messages, queue) for queue in queues)
     return min(found, key=lambda each: Replay(each, links).seconds())
@@ -129,11 +130,11 @@ def _laid_out(
 
 
 def messages_of(program: PermuteProgram, by_round: bool = False) -> list[Message]:
-    """The messages of a program by their steps, and in a step by the first round that has one.
+    """The messages of a program, sorted by step, and in a step by the first round with a message.
 
     Args:
-        by_round: whether what goes from one rank to another in several rounds of a step is as many
-            messages, not one.
+        by_round: whether the rows from one rank to another in several rounds of a step are separate
+            messages instead of one.
     """
     step, src, dst, sent, got, add = (column.tolist() for column in operations(program))
     found: dict[tuple[int, ...], Message] = {}
@@ -156,9 +157,9 @@ class Clock:
     serve first come, first served.
 
     Attributes:
-        free: of a rank and queue, when its last group ends.
-        host: of a rank, when it has handed out its last group.
-        ready: of a rank and row, when what has arrived there can be used.
+        free: for a rank and queue, the time when its last group ends.
+        host: for a rank, the time when it has handed out its last group.
+        ready: for a rank and row, the time when its arrivals can be used.
     """
 
     def __init__(self, links: Links | None):
@@ -170,11 +171,11 @@ class Clock:
         self.ready: defaultdict[tuple[int, int], float] = defaultdict(float)
 
     def can(self, message: Message) -> float:
-        """When all rows of a message have arrived at its sender."""
+        """The time when all rows of a message have arrived at its sender."""
         return max(self.ready[message.src, row] for row in message.sent)
 
     def arrives(self, message: Message, start: float, goes: bool = True) -> float:
-        """When a message arrives that begins now, and, if it goes, keeps links busy."""
+        """The arrival time of a message that begins now; if ``goes``, it keeps links busy."""
         path, rows = self._paths.get((message.src, message.dst)), len(message.sent)
         if path is None:
             return start + rows
@@ -186,7 +187,7 @@ class Clock:
         return start
 
     def end_step(self, ends: Mapping[tuple[int, int], float], step: list[tuple[Message, int]]):
-        """The groups of a step end."""
+        """End the groups of a step."""
         self.free.update(ends)
         for message, queue in step:
             for row in message.got:
@@ -195,9 +196,9 @@ class Clock:
 
 
 def assigned(messages: list[Message], links: Links | None, most: int) -> list[int]:
-    """The queue of each message: one in which it waits and lets others wait least.
+    """The queue of each message, chosen so that it waits least and makes others wait least.
 
-    This is list scheduling: the messages of a step in their order, each as early as it can be.
+    This is list scheduling: the messages of a step in order, each as early as possible.
     """
     if most == 1:
         return [0] * len(messages)
@@ -218,7 +219,7 @@ def assigned(messages: list[Message], links: Links | None, most: int) -> list[in
                 until = clock.arrives(message, start, goes=False)
                 beside = [key for key in keys if key in begins]
                 harm = sum(start - begins[key] + abs(until - ends[key]) for key in beside)
-                # Of equal ones one that has a group already, then the one used last.
+                # Among equal queues, one that has a group already, then the one used last.
                 idle = start - max(clock.free[key] for key in keys)
                 choice = until + harm, -len(beside), idle, queue, start
                 best = min(best or choice, choice)
@@ -237,12 +238,12 @@ def assigned(messages: list[Message], links: Links | None, most: int) -> list[in
 
 
 def _span(place: Place, size: int) -> list[Place]:
-    """Rows that follow one another from a place on."""
+    """Consecutive rows from a place on."""
     return [(place[0], place[1] + i) for i in range(size)]
 
 
 def _run_sizes(origins: list[Place], targets: list[Place]) -> list[int]:
-    """How many rows each run has: those that follow one another in memory at both ends."""
+    """The length of each run of rows that follow one another in memory at both ends."""
     sizes: list[int] = []
     for i in range(len(origins)):
         follows = i and all(
@@ -261,7 +262,7 @@ def _runs(places: list[Place], sizes: list[int]) -> list[tuple[Place, int]]:
 
 
 class _Use(NamedTuple):
-    """An instruction by its queue and its place in it."""
+    """An instruction, named by its queue and its place in it."""
 
     queue: int
     place: int
@@ -277,10 +278,10 @@ class _Emitted:
 
 
 class _Rank:
-    """A rank's instructions as they are made.
+    """A rank's instructions under construction.
 
     Attributes:
-        rows: rows of the workspace so far.
+        rows: number of rows in the workspace so far.
         leaving: rows that leave in the present step.
     """
 
@@ -299,16 +300,16 @@ class _Rank:
         self._length = [0] * (queues + 1)
         self._wrote: dict[Place, _Use] = {}
         self._read: defaultdict[Place, list[_Use]] = defaultdict(list)
-        # Rows of the workspace beside, by queue: taken again in the same queue they cost no wait.
+        # Free rows of the workspace, by queue: reusing them in the same queue costs no wait.
         self._beside: list[list[int]] = [[] for _ in range(queues)]
         self._waiting: list[tuple[int, int, Place, bool]] = []
-        # Of this step, by queue: runs of rows, and the places that are read and written.
+        # For this step, by queue: runs of rows, and the places that are read and written.
         self._groups: defaultdict[int, tuple[list[tuple[int, ...]], list[Place], list[Place]]] = (
             defaultdict(lambda: ([], [], []))
         )
 
     def place(self, row: int) -> Place:
-        """Where a row is now; its place in the result or the workspace if it is nowhere yet."""
+        """The present place of a row; without one, its place in the result or the workspace."""
         return self._now.get(row) or self._at_home(row)
 
     def _at_home(self, row: int) -> Place:
@@ -318,9 +319,9 @@ class _Rank:
         return self._home[row]
 
     def targets(self, message: Message, queue: int) -> list[Place]:
-        """Where the rows of a message arrive: in their places, or beside in the workspace.
+        """The places where rows of a message arrive: their own, or separate ones in the workspace.
 
-        An addend of a row that holds nothing arrives as if it replaced the row.
+        An addend of an empty row arrives as if it replaced the row.
         """
         spare = self._beside[queue]
         found = []
@@ -339,14 +340,14 @@ class _Rank:
     def together(
         self, queue: int, arrives: bool, other: int, runs: list[tuple[Place, int]]
     ) -> None:
-        """Send or receive runs of rows with all else of this step and queue."""
+        """Send or receive runs of rows together with all others of this step and queue."""
         numbers, reads, writes = self._groups[queue]
         for place, size in runs:
             numbers.append((int(arrives), other, *place, size))
             (writes if arrives else reads).extend(_span(place, size))
 
     def end_step(self) -> None:
-        """Emit the step's groups, then put rows that arrived beside in their places."""
+        """Emit the step's groups, then move rows that arrived in the workspace to their places."""
         for queue in sorted(self._groups):
             transfers, reads, writes = self._groups[queue]
             numbers = (len(transfers), *itertools.chain(*transfers))
@@ -376,7 +377,7 @@ class _Rank:
     def _together(
         self, waiting: list[tuple[int, int, Place, bool]]
     ) -> Iterator[list[tuple[int, int, Place, bool]]]:
-        """Runs of rows that follow one another wherever they are."""
+        """Runs of rows that follow one another in every memory."""
         run: list[tuple[int, int, Place, bool]] = []
         for each in waiting:
             if run:
@@ -401,7 +402,7 @@ class _Rank:
             yield run
 
     def end(self) -> None:
-        """Make the result whole: rows that nothing arrived in, rows asked for twice, zeros."""
+        """Complete the result: rows without arrivals, rows that are asked for twice, zeros."""
         main = self.queues
         moves: list[tuple[int, Place | None]] = []
         for i, row in enumerate(self._out):
@@ -431,17 +432,17 @@ class _Rank:
             after.update(self._read.pop(place, ()))
             self._wrote[place] = use
         for place in reads:
-            if place[0] != INPUT:  # which nothing overwrites
+            if place[0] != INPUT:  # the input is never overwritten
                 self._read[place].append(use)
         others = [each for each in after if each.queue != use.queue]
         self._emitted.append(_Emitted(instruction, use, sorted(others)))
 
     def instructions(self) -> tuple[tuple[Instruction, ...], int]:
-        """All of them with the events between queues, and how many events that takes."""
+        """All instructions with the events between queues, and the number of events."""
         main = self.queues
         used = [queue for queue in range(main) if self._length[queue]]
         needed = self._needed()
-        # An event can be recorded again when all that wait for it have been handed out.
+        # An event can be recorded again after all that wait for it have been handed out.
         last: dict[_Use, int] = {}
         for i, uses in enumerate(needed):
             last.update(dict.fromkeys(uses, i))
@@ -463,7 +464,7 @@ class _Rank:
                 found.append(Instruction(RECORD, each.use.queue, (events[each.use],)))
             for use in ends[i]:
                 heapq.heappush(spare, events[use])
-        # XLA's stream goes on when all queues are done; none of their events is waited for now.
+        # XLA's stream continues when all queues are done; by then no other wait uses their events.
         for event, queue in enumerate(used, 1):
             found.append(Instruction(RECORD, queue, (event,)))
             found.append(Instruction(WAIT, main, (event,)))
@@ -471,7 +472,7 @@ class _Rank:
 
     def _needed(self) -> list[list[_Use]]:
         """For each instruction those to wait for that no earlier wait implies."""
-        # What a queue has waited for, by queue: all up to this place.
+        # For each queue, the place in every other queue up to which it has already waited.
         seen = [[-1] * (self.queues + 1) for _ in range(self.queues + 1)]
         at: dict[_Use, list[int]] = {}
         found = []

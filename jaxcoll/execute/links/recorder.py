@@ -1,4 +1,4 @@
-"""Records of messages on the links of this process, at each of their ends, and of plays."""
+"""Records of messages on the links of this process, at both ends, and of plays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.links import engine
 
 LEAVES, ARRIVES, PLAYS = range(3)
-# As player.cc writes them, int64. Which play: program, number of its call, count of its runs. What
-# it is: LEAVES, ARRIVES or PLAYS. Times are nanoseconds of the machine's clock: when a link turned
-# to a message, when it began to carry it, when it had; a message that arrives is not asked for.
+# The layout in which player.cc writes events, int64. Program, number of the call and count of its
+# runs identify the play. The kind is LEAVES, ARRIVES or PLAYS. Times are nanoseconds of the
+# machine's clock: when a link turned to a message, when it began to carry it, and when it ended; a
+# message that arrives is not requested.
 COLUMNS = np.dtype(
     [
         (name, np.int64)
@@ -27,7 +28,7 @@ COLUMNS = np.dtype(
 
 
 class Record:
-    """Events since recording began; ``events`` is filled when it ends."""
+    """Events since recording began; ``events`` is filled when recording ends."""
 
     def __init__(self) -> None:
         self.events = np.empty(0, COLUMNS)
@@ -35,10 +36,10 @@ class Record:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Record]:
-    """Record what the links of this process carry.
+    """Record the messages that the links of this process carry.
 
     Raises:
-        CollectiveError: the player is not there.
+        CollectiveError: the player is not available.
     """
     library = engine.library()
     if isinstance(library, str):

@@ -1,4 +1,4 @@
-"""What links carried, beside what was predicted: a timeline of all processes, for Perfetto."""
+"""A timeline of all processes for Perfetto: the messages that links carried, and predictions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import costs_of
 
 _KEY = "jaxcoll/trace/{}/{}/{}"
-_PART = 1 << 20  # characters of a value that the service of processes takes
+_PART = 1 << 20  # characters of a value that the service between processes accepts
 _SECONDS = 60.0
 _MOST_PROGRAMS = 256
 
-Times = dict[tuple[int, int, int], tuple[float, float]]  # by step, sender and receiver
+Times = dict[tuple[int, int, int], tuple[float, float]]  # keys are step, sender and receiver
 
 
 class _Programs(collections.OrderedDict[int, tuple[Schedule, float]]):
-    """Schedules that were made into calls, with the bytes of a rank's buffer, by program number."""
+    """Schedules that became calls, with the bytes of a rank's buffer, by program number."""
 
     def remember(self, program: int, schedule: Schedule, nbytes: float) -> None:
         self[program] = schedule, nbytes
@@ -50,14 +50,14 @@ _traces = itertools.count()
 
 @contextlib.contextmanager
 def trace_links(path: str | os.PathLike) -> Iterator[None]:
-    """Record what is sent over links, and write it as a timeline for ui.perfetto.dev.
+    """Record the messages sent over links, and write them as a timeline for ui.perfetto.dev.
 
     All processes enter and leave it together, around calls whose schedules are played over links,
     as is the default between processes on CPUs; wait for the results inside. The first process
-    writes the file. For each device it shows a process, with a track for its calls and two tracks
-    per link: the messages as they went, from the sender's first byte to the receiver's last, and as
-    ``simulate`` predicts them from the moment at which the first rank began the call. Times are
-    those of the machines' clocks.
+    writes the file. For each device it shows a process with a track for its calls and two tracks
+    per link. One has the messages as measured, from the sender's first byte to the receiver's last;
+    the other has them as ``simulate`` predicts them from the moment when the first rank began the
+    call. Times come from the machines' clocks.
 
     Args:
         path: the file to write; compressed if its name ends with ``.gz``.
@@ -65,7 +65,7 @@ def trace_links(path: str | os.PathLike) -> Iterator[None]:
     Raises:
         CollectiveError: schedules cannot be played over links here, or another process does not
             leave within a minute.
-        FormatError: no path.
+        FormatError: ``path`` is not a path.
         OSError: the file cannot be written.
     """
     name, number = checked_path(path), next(_traces)
@@ -112,8 +112,8 @@ def timeline(events: np.ndarray, places: Mapping[int, int]) -> dict[str, Any]:
     """The trace of recorded events, as Perfetto reads it.
 
     Args:
-        events: of all processes, of dtype ``COLUMNS``.
-        places: of devices among all, by their ids.
+        events: the events of all processes, of dtype ``COLUMNS``.
+        places: the places of devices among all devices, by their ids.
     """
     first = int(events["begun"].min(initial=2**62))
     found: list[dict[str, Any]] = []
@@ -162,7 +162,7 @@ def timeline(events: np.ndarray, places: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _predicted(program: int) -> Times:
-    """Seconds from a call's begin at which each message leaves and arrives, as predicted."""
+    """Predicted seconds from a call's start at which each message leaves and arrives."""
     known = PROGRAMS.get(program)
     return {} if known is None else _simulated(*known)
 

@@ -2,7 +2,7 @@
 
 A row is ``width`` lines of an array; a line is the part of the array at one index of its leading
 dimension, which is one element of a flat array. Row numbers that differ between ranks are looked up
-by the rank.
+by rank.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Run:
 
     Attributes:
         column: the first column.
-        length: how many.
-        start: the first row on each rank, with that of some active rank where ``active`` is False.
+        length: the number of columns.
+        start: the first row on each rank; ranks where ``active`` is False have that of some active
+            rank.
         active: whether the rank has these columns, bool of shape (ranks,).
         add: whether each rank adds them, bool of shape (ranks,).
     """
@@ -40,12 +41,12 @@ class Run:
 
 
 def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
-    """The fewest runs that make up a table of shape (ranks, columns) with -1 for absent entries."""
+    """The fewest runs that make up a table of shape (ranks, columns), where -1 means no entry."""
     active = table >= 0
     add = np.zeros_like(active) if add is None else add
-    # A run ends where some rank's rows do not follow each other, or where the ranks that take part
-    # or add are others: within it one slice serves all ranks, and the program has an operation per
-    # run instead of one per row.
+    # A run ends if the rows of some rank do not follow each other, or if other ranks take part or
+    # add. Within a run one slice serves all ranks, and the program has an operation per run instead
+    # of one per row.
     goes_on = np.where(active[:, 1:], table[:, 1:] == table[:, :-1] + 1, True)
     goes_on &= (active[:, 1:] == active[:, :-1]) & (add[:, 1:] == add[:, :-1])
     first = np.flatnonzero(np.concatenate([[True], ~goes_on.all(axis=0)]))
@@ -59,8 +60,8 @@ def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
 def lookup(table: np.ndarray, rank: jax.Array):
     """This rank's entry of a table of shape (ranks,).
 
-    An entry that is the same for all ranks is a Python number; one that is linear in the rank is
-    computed from it. So symmetric schedules need no tables.
+    An entry that is the same for all ranks is a Python number; an entry that is linear in the rank
+    is computed from it. So symmetric schedules need no tables.
     """
     first, rise = int(table[0]), int(table[-1]) - int(table[0])
     stride = rise // max(1, len(table) - 1)
@@ -75,7 +76,7 @@ def lookup(table: np.ndarray, rank: jax.Array):
 
 
 def read(buffer: jax.Array, row, count: int, width: int) -> jax.Array:
-    """``count`` rows from ``row`` on."""
+    """Read ``count`` rows from ``row`` on."""
     if isinstance(row, int):
         return lax.slice_in_dim(buffer, row * width, (row + count) * width)
     sizes = (count * width, *buffer.shape[1:])
@@ -83,22 +84,22 @@ def read(buffer: jax.Array, row, count: int, width: int) -> jax.Array:
 
 
 def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
-    """The buffer with ``rows`` from ``row`` on."""
+    """Write ``rows`` to the buffer from ``row`` on, and return it."""
     return lax.dynamic_update_slice(
         buffer, rows, _at(buffer, row, width), allow_negative_indices=False
     )
 
 
 def _at(buffer: jax.Array, row, width: int) -> tuple:
-    # All of one type, also where Python integers would become 64-bit ones.
+    # All indices have one type, even if Python integers would become 64-bit ones.
     zero = 0 if isinstance(row, int) else row.dtype.type(0)
     return (row * width, *(zero for _ in buffer.shape[1:]))
 
 
 def blank(like: jax.Array, length: int) -> jax.Array:
     """``length`` lines of unspecified elements, varying over the axes that ``like`` does."""
-    # No row is part of the result before it was written: to fill the buffer would be memory traffic
-    # for nothing.
+    # Every row of the result is written before it is read, so filling the buffer would only cost
+    # memory traffic.
     shape = (length, *like.shape[1:])
     sharding = PartitionSpec(*(None for _ in shape)) if explicit_axes() else None
     return cast_like(lax.empty(shape, like.dtype, out_sharding=sharding), like)
@@ -123,27 +124,27 @@ def initial_buffer(
     """
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
-    if program.pairs is not None:  # what ranks keep is not among the rows
+    if program.pairs is not None:  # rows that ranks keep are not in the buffer
         return write(blank(x, length), x, program.outputs, width)
     if collective.traits.starts_with_shard:
         start = lookup(program.group_index * k, rank)
         return write(blank(x, length), x, start, width)
     if collective.traits.is_pairwise:
-        # A rank's block for itself is at its final row from the start.
+        # A rank's block for itself is in its final row from the start.
         buffer = write(blank(x, length), x, program.group_size * k, width)
         start = lookup(program.group_index * k, rank)
         return write(buffer, read(x, start, k, width), start, width)
     if x.shape[0] == length:
         return x
     if collective.is_reducing:
-        # A rank that only forwards a chunk may add arrivals to its row, which must change none.
+        # A rank that only forwards a chunk may add arrivals to its row, which must not change them.
         rest = [(0, length - x.shape[0], 0), *((0, 0, 0) for _ in x.shape[1:])]
         return lax.pad(x, _neutral(op, x.dtype), rest)
     return write(blank(x, length), x, 0, width)
 
 
 def _neutral(op: Callable, dtype) -> jax.Array:
-    """The element that any other is combined with to give itself."""
+    """The neutral element of an operation: combined with any element it gives that element."""
     if op in (lax.max, lax.min):
         extreme = lax.reduce_max if op is lax.max else lax.reduce_min
         return extreme(jnp.zeros(0, dtype), (0,))
@@ -153,7 +154,7 @@ def _neutral(op: Callable, dtype) -> jax.Array:
 def read_result(
     program: PermuteProgram, buffer: jax.Array, rank: jax.Array, width: int
 ) -> jax.Array:
-    """The rows of the result, after the last step; zeros at ranks that have none."""
+    """The rows of the result, after the last step; zeros at ranks without a result."""
     collective, k = program.collective, program.collective.chunks_per_shard
     if collective.traits.ends_with_shard:
         return read(buffer, lookup(program.group_index * k, rank), k, width)
@@ -172,10 +173,10 @@ def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
     """The destination of a run on this rank, for ``put``: (row, active or None, add or None).
 
     Args:
-        look: this rank's entry of a table of shape (ranks,).
+        look: returns this rank's entry of a table of shape (ranks,).
     """
     active = None if run.active.all() else look(run.active)
-    # A flag that all ranks share is known while tracing, and costs no select.
+    # A flag that all ranks share is known while tracing, and needs no select.
     mixed = run.add.any() and not run.add[run.active].all()
     return look(run.start), active, look(run.add) if mixed else None
 
@@ -188,14 +189,14 @@ def put(
     width: int,
     op: Callable = lax.add,
 ) -> jax.Array:
-    """The buffer with one run of the received rows copied or added, unchanged on idle ranks.
+    """Copy or add one run of the received rows to the buffer, unchanged on idle ranks.
 
     Args:
-        op: combines two rows where one is added.
+        op: combines two rows if one is added.
     """
     row, active, add = where
     new = read(arrived, run.column, run.length, width)
-    # Where all ranks copy, nothing of the old rows is read: no select is needed.
+    # If all ranks copy, the old rows are not read, and no select is needed.
     if active is None and not run.add.any():
         return write(buffer, new, row, width)
     old = read(buffer, row, run.length, width)

@@ -6,8 +6,8 @@ which rows of which values every rank sends in each round, which rows are added,
 of the result are. Forwarded rows are not copied, a sum is one fused addition, and no buffer is
 needed until the result is assembled.
 
-That pays where all ranks do about the same, as in schedules of symmetric networks. Elsewhere
-``dataflow_of`` gives ``None``, and the lowering uses a buffer.
+This pays if all ranks do about the same, as in schedules of symmetric networks. Otherwise
+``dataflow_of`` returns ``None``, and the lowering uses a buffer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
 from jaxcoll.kinds import Holder
 
-# With more variants than this of one segment, a buffer is cheaper than selecting between them.
+# With more variants of one segment than this, a buffer is cheaper than selecting between them.
 MOST_VARIANTS = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
-    """Consecutive rows that some ranks compute in the same way: as a sum of rows of values.
+    """Consecutive rows that some ranks compute in the same way, as a sum of rows of values.
 
     Attributes:
-        values: the values added up.
+        values: the values to add.
         start: first row in each of them, by rank; integers of shape (values, ranks).
     """
 
@@ -42,8 +42,8 @@ class Segment:
     """Consecutive rows of a message or a sum.
 
     Attributes:
-        length: rows.
-        variants: the different sums that give them.
+        length: number of rows.
+        variants: the different sums that give these rows.
         which: the variant of each rank, integers of shape (ranks,).
     """
 
@@ -59,8 +59,8 @@ class Op:
     Attributes:
         segments: the rows to concatenate.
         pairs: (sender, receiver) of each message; None for a value that is not permuted.
-        size: rows of the value.
-        rows: instead of segments, rows that are read from the result so far, int32 of shape
+        size: number of rows in the value.
+        rows: alternative to segments: rows that are read from the result so far, int32 of shape
             (ranks, size), -1 for none.
     """
 
@@ -75,7 +75,7 @@ class Dataflow:
     """A program as values: value 0 is the input, value i + 1 the i-th operation's result.
 
     Attributes:
-        steps: the operations of each step; none of a step uses a permuted value of the same step.
+        steps: the operations of each step; no operation uses a permuted value of its own step.
         found: the row of the result that each row of each value is, -1 for none; tables of shape
             (ranks, rows of the value).
     """
@@ -86,13 +86,13 @@ class Dataflow:
 
 @functools.lru_cache(maxsize=256)
 def dataflow_of(program: PermuteProgram, style: str = "flat") -> Dataflow | None:
-    """The dataflow of a program, or ``None`` where ranks differ too much for one.
+    """The dataflow of a program, or ``None`` if ranks differ too much for one.
 
     Args:
-        style: how a message of several segments is made. "flat": they are concatenated.
-            "result": the message is read from the result so far where that has its rows, mostly in
-            one segment. "split": if all segments are whole values, each is permuted by itself (more
-            permutes, but one copy less of every message); else as "result".
+        style: how a message of several segments is made. With "flat" they are concatenated. With
+            "result" the message is read from the result so far if that has its rows, mostly in one
+            segment. With "split", if all segments are whole values, each is permuted by itself
+            (more permutes, but one copy less of every message); otherwise it is as "result".
     """
     if program.pairs is not None:  # ranks differ, and there are too many rows to look at each
         return None
@@ -129,12 +129,12 @@ class _DataflowBuilder:
     def trace(self) -> Dataflow:
         steps = []
         for rounds in self.program.steps:
-            # Sums are put off: a row that is added to is a list of terms until it is sent on as
-            # complete, or wanted in the end. Then all its terms are added in one fused operation,
+            # Sums are delayed: a row that is added to is a list of terms until it is sent on as
+            # complete, or needed at the end. Then all its terms are added in one fused operation,
             # where a buffer would be read and written once per term. Partial sums are sent as terms
             # that the sender adds while it makes the message.
             ops = self._settle(self._copied(rounds))
-            # All of a step is looked up before any of it arrives.
+            # All rows of a step are looked up before any of them arrives.
             for op, recv, add in self._permutes(rounds):
                 ops.append(op)
                 self._receive(recv, add)
@@ -163,9 +163,9 @@ class _DataflowBuilder:
         return parts
 
     def _is_from_result(self, rounds: tuple[Round, ...], segments) -> bool:
-        """Whether a step is read from the result: if one read does, and saves joining segments."""
-        # With several reads, or arrivals that need none, XLA would not know that all reading comes
-        # before what the step writes to the result, and copy it.
+        """Whether a step reads from the result: if one read does, and saves joining segments."""
+        # With several reads, or arrivals that need none, XLA would not know that all reads come
+        # before the step's writes to the result, and would copy it.
         kind = self.program.collective.traits
         gathers = kind.is_sharded and kind.after is Holder.ALL
         if self.style == "flat" or not gathers or any(map(self._is_split, segments)):
@@ -193,13 +193,13 @@ class _DataflowBuilder:
         return parts
 
     def _ordered(self, round_: Round) -> Round:
-        """A round with the columns of every message in the order in which its sender has them."""
+        """A round with the columns of every message in the order of its sender's values."""
         send, recv, add = round_.send.copy(), round_.recv.copy(), round_.add.copy()
         for u, v in round_.pairs:
             filled = send[u] >= 0
             rows = send[u][filled]
-            # Columns in the order of the sender's values make few, long segments; the receiver's
-            # tables are reordered with them, so that nothing else sees it.
+            # Sorting columns by the sender's values gives few, long segments. The receiver's tables
+            # are reordered with them, so the change is not visible elsewhere.
             order = np.lexsort((self.offset[u, rows, 0], self.value[u, rows, 0]))
             send[u, : len(rows)] = rows[order]
             recv[v, : len(rows)] = recv[v][filled][order]
@@ -207,17 +207,17 @@ class _DataflowBuilder:
         return Round(round_.pairs, send, recv, add)
 
     def _segments(self, table: np.ndarray) -> tuple[Segment, ...]:
-        """Rows given as a table of shape (ranks, columns), -1 for none, as segments."""
+        """The rows of a table of shape (ranks, columns), where -1 means none, as segments."""
         active = table >= 0
         rows = np.where(active, table, 0)
         ranks = np.arange(len(table))[:, None]
         count, value, offset = (a[ranks, rows] for a in (self.count, self.value, self.offset))
         count, value = np.where(active, count, 0), np.where(active[..., None], value, -1)
-        # A row that no value is known for: such a program runs on a buffer.
+        # A row without a known value: such a program runs on a buffer.
         if ((count == 0) & active).any():
             raise _Irregular
-        # Columns become one slice where on every rank the next row is the next row of the same
-        # values. Ranks run one program, so a cut that one rank needs cuts the slice for all.
+        # Columns become one slice if on every rank the next row is the next row of the same values.
+        # All ranks run one program, so a cut that one rank needs cuts the slice for all.
         goes_on = (active[:, 1:] == active[:, :-1]) & (count[:, 1:] == count[:, :-1])
         goes_on &= (value[:, 1:] == value[:, :-1]).all(-1)
         follows = (offset[:, 1:] == offset[:, :-1] + 1) | (value[:, 1:] < 0)
@@ -240,7 +240,7 @@ class _DataflowBuilder:
         return _as_table(mask)
 
     def _settle(self, table: np.ndarray) -> list[Op]:
-        """Compute the pending sums of the rows of a table, all in one operation."""
+        """Compute the pending sums of a table's rows, all in one operation."""
         mask = np.zeros(self.count.shape, bool)
         ranks, columns = np.nonzero(table >= 0)
         mask[ranks, table[ranks, columns]] = True
@@ -302,8 +302,8 @@ def _as_table(mask: np.ndarray) -> np.ndarray:
 
 def _segment(length: int, count: np.ndarray, value: np.ndarray, offset: np.ndarray) -> Segment:
     # Ranks that read the same values differ only in the offset, which is looked up by rank. Other
-    # values are another branch of the program, run by all ranks and selected; with more than a few
-    # branches the program runs on a buffer.
+    # values are another branch of the program, which all ranks run and then select from; with more
+    # than a few branches the program runs on a buffer.
     kinds, which = np.unique(value[count > 0], axis=0, return_inverse=True)
     if len(kinds) > MOST_VARIANTS:
         raise _Irregular
@@ -313,7 +313,7 @@ def _segment(length: int, count: np.ndarray, value: np.ndarray, offset: np.ndarr
     for i, kind in enumerate(kinds):
         terms = int((kind >= 0).sum())
         mine = (count > 0) & (variant == i)
-        # Ranks of other variants read the rows that a rank of this one reads, which exist.
+        # Ranks of other variants read the rows of a rank of this variant, which exist.
         start = np.where(mine[:, None], offset[:, :terms], offset[np.argmax(mine), :terms])
         variants.append(Variant(tuple(int(v) for v in kind[:terms]), start.T))
     return Segment(length, tuple(variants), variant)

@@ -1,9 +1,9 @@
-"""links: the whole schedule as one call, in which every link works by itself (CPU, CUDA).
+"""The lowering "links": a schedule as one call whose links work independently (CPU, CUDA).
 
-The calls are those of ``jaxcoll.execute.links``. One program serves all ranks. On CPUs it has as
-operands the ranks' tables, of which each takes its own, and the places of the collective's ranks
+The calls belong to ``jaxcoll.execute.links``. One program serves all ranks. On CPUs its operands
+are the ranks' tables, from which each rank takes its own, and the places of the collective's ranks
 among the devices of the mesh. On GPUs, where the host cannot read operands without waiting, the
-instructions of all ranks are part of the call, and a rank knows its own by its place in XLA's
+instructions of all ranks are part of the call, and a rank finds its own by its place in XLA's
 communicator.
 """
 
@@ -36,16 +36,16 @@ _PARTS_OF_BYTES = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
 
 
 def refusal(dtype, op: Callable | None, axes: Axes, is_gpu: bool = False) -> str:
-    """Why the player cannot run a program on this mesh with numbers of a dtype; "" if it can.
+    """The reason why the player cannot run a program on this mesh with a dtype; "" if it can.
 
     Args:
-        op: what combines two numbers; ``None`` where nothing does.
+        op: the operation that combines two numbers; ``None`` if there is none.
     """
     found = engine.library()
     if isinstance(found, str):
         return f"links: {found}"
     if is_gpu and not engine.plays_on_gpus(found):
-        # The build of a wheel has the oldest jaxlib's headers, for CPUs; they know nothing of GPUs.
+        # Wheels are built with the oldest jaxlib's headers, for CPUs, which do not know GPUs.
         return f"links: the player here is for CPUs; with jaxlib 0.11 or newer {engine.COMPILE}"
     if axes.auto or not jax_internals.is_fully_manual():
         return "links: some axes of the mesh are not manual here"
@@ -61,7 +61,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run a program; arguments and result are those of ``ssa.run``.
 
     Raises:
-        CollectiveError: the player cannot.
+        CollectiveError: the player cannot run it.
     """
     axes, op = setting.axes, setting.op
     adds = any(round_.add.any() for rounds in program.steps for round_ in rounds)
@@ -71,7 +71,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     length = program.outputs * setting.width
     result = jax.ShapeDtypeStruct((length, *x.shape[1:]), x.dtype)
     nbytes = float(max(x.size, math.prod(result.shape)) * x.dtype.itemsize)
-    # JAX has no types of what varies for a call of several results.
+    # JAX has no types for values that vary in a call of several results.
     with jax_internals.vma_unchecked():
         play = _on_gpus if is_gpu else _on_cpus
         return play(program, x, setting, result, nbytes, _OPS[op] if adds else -1)
@@ -136,14 +136,14 @@ def _groups(axes: Axes) -> np.ndarray:
 
 
 def _places(axes: Axes) -> jax.Array:
-    """The place of each rank of this device's collective among the devices of the mesh, int32."""
+    """The places of the ranks of this device's collective among the mesh's devices, int32."""
     along, beside = _strides(axes)
     first = sum((lax.axis_index(name) * stride for name, stride, _ in beside), jnp.int32(0))
     return jnp.asarray(along, np.int32) + first
 
 
 def _strides(axes: Axes) -> tuple[np.ndarray, list[tuple[str, int, int]]]:
-    """Places of ranks relative to the first, and name, stride and size of the axes beside."""
+    """Places of ranks relative to the first, and name, stride and size of the other axes."""
     names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
     stride = {
         name: math.prod(sizes[other] for other in names[i + 1 :]) for i, name in enumerate(names)

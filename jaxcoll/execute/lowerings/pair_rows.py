@@ -1,18 +1,18 @@
-"""Rows of the blocks that pairs of ranks exchange, where these are of unequal sizes. NumPy only.
+"""Rows of the blocks that pairs of ranks exchange, if they are of unequal sizes. NumPy only.
 
-The rows that a rank sends stand in the order of destinations, without gaps, those that it gets in
-the order of sources. Three ranks with the rows
+The rows that a rank sends are sorted by destination, without gaps; those that it gets are sorted by
+source. Three ranks with the rows
 
     0 4 1        rank 0 sends rows 0 to 3 to rank 1 and row 4 to rank 2,
     2 0 2        rank 1 gets rows 0 to 3 from rank 0 and rows 4 to 11 from rank 2,
     0 8 0        rank 0 gets rows 0 and 1 from rank 1, and ten more that nobody writes
 
 have inputs of 8 rows and outputs of 12: programs are the same on all ranks, so arrays are as large
-as the fullest rank needs. Rows that ranks keep are not exchanged, and not among these.
+as the fullest rank needs. Rows that ranks keep are not exchanged, and not included.
 
-Where each pair's rows go in one round, straight from rank to rank, they may be placed by rounds
-instead (``first``): those of a round lie in the same rows on all ranks, of the input where they are
-sent and of the output where they arrive. Every message then is rows that all ranks know.
+If each pair's rows go in one round, directly from rank to rank, they may be placed by rounds
+instead (``first``): the rows of a round are in the same place on all ranks, in the input where they
+are sent and in the output where they arrive. All ranks then know the rows of every message.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from jaxcoll.errors import CollectiveError
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PairRows:
-    """Rows of the block of every pair of ranks. Equality and hash are by content.
+    """Rows of the block of every pair of ranks. Equality and hash use the content.
 
     Attributes:
-        amounts: of source s for destination d at [s, d]; int64 of shape (ranks, ranks), the
+        amounts: rows from source s to destination d at [s, d]; int64 of shape (ranks, ranks), the
             diagonal 0.
         first: the first row of each pair in input and output, if they are placed by rounds; int64
             of the same shape, 0 for pairs without rows.
-        total: rows of input and output, if they are.
+        total: rows of input and output, if they are placed by rounds.
 
     Raises:
-        CollectiveError: a rank with more than 2**31 - 1 rows.
+        CollectiveError: a rank has more than 2**31 - 1 rows.
     """
 
     amounts: np.ndarray
@@ -55,12 +55,12 @@ class PairRows:
 
     @functools.cached_property
     def inputs(self) -> int:
-        """Rows of a rank's input: the most that one sends."""
+        """Rows of a rank's input: the most that any rank sends."""
         return int(self.amounts.sum(axis=1).max()) if self.first is None else self.total
 
     @functools.cached_property
     def outputs(self) -> int:
-        """Rows of a rank's output: the most that one gets."""
+        """Rows of a rank's output: the most that any rank gets."""
         return int(self.amounts.sum(axis=0).max()) if self.first is None else self.total
 
     @functools.cached_property
@@ -74,17 +74,17 @@ class PairRows:
         return _before(self.amounts, 0) if self.first is None else self.first
 
     def input_rows(self) -> np.ndarray:
-        """The row of a buffer of each row of the input, behind those of the output."""
+        """The buffer row of each row of the input, which follow those of the output."""
         used = self._used(self.amounts, self.sent_from, self.inputs)
         return np.where(used, self.outputs + np.arange(self.inputs), -1).astype(np.int32)
 
     def output_rows(self) -> np.ndarray:
-        """The row of a buffer of each row of the output."""
+        """The buffer row of each row of the output."""
         used = self._used(self.amounts.T, self.got_at.T, self.outputs)
         return np.where(used, np.arange(self.outputs), -1).astype(np.int32)
 
     def _used(self, amounts: np.ndarray, first: np.ndarray, rows: int) -> np.ndarray:
-        """Which rows some pair has, bool of shape (ranks, rows)."""
+        """The rows that belong to some pair, bool of shape (ranks, rows)."""
         ranks = np.arange(len(amounts))[:, None]
         change = np.zeros((len(amounts), rows + 1), np.int64)
         np.add.at(change, (ranks, first), amounts > 0)
@@ -92,7 +92,7 @@ class PairRows:
         return change[:, :rows].cumsum(axis=1) > 0
 
     def transposed(self) -> PairRows:
-        """The rows of the same blocks going back."""
+        """The rows of the same blocks sent back."""
         first = None if self.first is None else np.ascontiguousarray(self.first.T)
         return PairRows(np.ascontiguousarray(self.amounts.T), first, self.total)
 

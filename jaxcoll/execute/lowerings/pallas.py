@@ -1,8 +1,8 @@
-"""pallas: one TPU kernel that writes every chunk straight into the receiver's row.
+"""The lowering "pallas": one TPU kernel that writes every chunk directly into the receiver's row.
 
 A rank's buffer stays in place: every chunk is one remote DMA from a local row to a row of the
-receiver, without a copy before it. Partial sums arrive in landing rows of their own, since the
-receiver may still be adding to the final row, and are added from the landing rows, block by block.
+receiver, without a copy before it. Partial sums arrive in separate landing rows, since the receiver
+may still be adding to the final row, and are added from the landing rows, block by block.
 
 A rank enters when its neighbours (all ranks it sends to or receives from) have entered too;
 otherwise it would write to a buffer that does not exist yet. It leaves when all of them have left,
@@ -33,11 +33,11 @@ from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
-Ref = Any  # to a buffer, a table or semaphores
+Ref = Any  # a reference to a buffer, a table or semaphores
 
 LANES = 128
-TILE_BYTES = 8 * LANES * 4  # of the smallest block that DMAs and vector units like
-BLOCK_BYTES = 1 << 19  # added at a time; two fit into fast memory with room to spare
+TILE_BYTES = 8 * LANES * 4  # bytes of the smallest block that suits DMAs and vector units
+BLOCK_BYTES = 1 << 19  # bytes added at a time; two such blocks fit well into fast memory
 
 
 def run(
@@ -49,10 +49,10 @@ def run(
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
 
     Args:
-        interpreter: how to interpret the kernel, where the target is no TPU.
+        interpreter: how to interpret the kernel, if the target is not a TPU.
 
     Raises:
-        CollectiveError: a dtype of more than 4 bytes.
+        CollectiveError: the dtype has more than 4 bytes.
     """
     if x.dtype == bool:
         return run(program, x.astype(jnp.int8), setting, interpreter).astype(bool)
@@ -64,8 +64,7 @@ def run(
         return read_result(
             program, initial_buffer(program, x, rank, width, setting.op), rank, width
         )
-    # DMAs and vector units work on whole tiles: rows are padded to them, and the result is cut
-    # again.
+    # DMAs and vector units work on whole tiles, so rows are padded to them, and the result is cut.
     tile = TILE_BYTES // x.dtype.itemsize
     padded = -(-width // tile) * tile
     if padded > width:
@@ -86,20 +85,20 @@ def run(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-    """The operations of each rank, as tables whose leading dimension is the rank; -1 for none.
+    """The operations of each rank, as tables with the rank as leading dimension; -1 for none.
 
     A column of ``send``, ``destination``, ``landing`` and ``recv`` is a chunk of a round: column
     ``round * size + chunk``.
 
     Attributes:
-        rounds, size: rounds of a step, and chunks of a message, at most.
+        rounds, size: the most rounds of a step, and the most chunks of a message.
         send: row sent, int32 of shape (ranks, steps, columns).
-        destination: the row it goes to at the receiver, or -1 - (its landing row) if it is added.
-        recv: row that receives, likewise.
-        landing: landing row of a chunk that is added; -1 of one that is copied.
+        destination: the row at the receiver, or -1 - (its landing row) if it is added.
+        recv: the row that receives, likewise.
+        landing: the landing row of a chunk that is added; -1 for a chunk that is copied.
         peer: receiver's coordinate on each axis, shape (ranks, steps, rounds * axes).
         neighbours: coordinates of the neighbours on each axis, shape (ranks, neighbours, axes).
-        landings: landing rows.
+        landings: number of landing rows.
         identity: a number that other programs, or this one on other axes, are unlikely to have.
     """
 
@@ -129,7 +128,7 @@ def tables_of(program: PermuteProgram, axes: Axes) -> Tables:
     for t, step in enumerate(program.steps):
         for c, r in enumerate(step):
             here = slice(c * size, c * size + r.size)
-            # Where nothing is added, no landing row is set aside: entries stay -1.
+            # If nothing is added, no landing row is reserved: entries stay -1.
             spots = np.where(r.add.any(axis=0), np.cumsum(r.add.any(axis=0)) - 1 + landings, -1)
             landings += int(r.add.any(axis=0).sum())
             for u, v in r.pairs:
@@ -148,9 +147,9 @@ def tables_of(program: PermuteProgram, axes: Axes) -> Tables:
     state = hashlib.sha256(repr(axes).encode())
     for table in (send, destination, recv, landing, peer, neighbour_table):
         state.update(table.tobytes())
-    # Kernels of one number share a barrier semaphore: two programs under way at the same time that
-    # had the same one could take each other's signals for their own. 15 bits of a hash of all
-    # tables make that unlikely.
+    # Kernels with the same number share a barrier semaphore. Two such programs running at the same
+    # time could take each other's signals for their own. 15 bits of a hash of all tables make this
+    # unlikely.
     identity = int.from_bytes(state.digest()[:2], "little") >> 1
     return Tables(
         rounds, size, send, destination, recv, landing, peer, neighbour_table, landings, identity
@@ -191,7 +190,7 @@ def _call(
         scratch_shapes=[
             pltpu.SemaphoreType.DMA((tables.rounds,)),
             # Arrivals have a semaphore for each step: a neighbour may be steps ahead, and its
-            # messages of a later step must not pass for those that this step waits for. Departures
+            # messages of a later step must not count as those that this step waits for. Departures
             # are waited for within their step.
             pltpu.SemaphoreType.DMA((tables.send.shape[1], tables.rounds)),
             pltpu.SemaphoreType.REGULAR,
@@ -245,10 +244,10 @@ class _RankKernel:
             pl.when(self.neighbours[i, 0] >= 0)(functools.partial(pl.semaphore_wait, semaphore, 1))
 
     def step(self, t, carry):
-        """Start all messages of a step, wait for them, add what is to be added."""
+        """Start all messages of a step, wait for them, and do the step's additions."""
         rounds, size = self.tables.rounds, self.tables.size
         columns = [(c, c * size + j) for c in range(rounds) for j in range(size)]
-        # All messages of the step are under way before the first is waited for.
+        # All messages of the step are started before the first wait.
         for c, k in columns:
             row, to = self.send[t, k], self.destination[t, k]
             copy = self._message(t, c, row, self.buffer.at[to])
@@ -256,7 +255,7 @@ class _RankKernel:
             pl.when((row >= 0) & (to >= 0))(copy.start)
             pl.when((row >= 0) & (to < 0))(give.start)
         for c, k in columns:
-            # A wait needs no more of a message than its size.
+            # A wait needs only the size of a message.
             out, into = self.send[t, k], self.recv[t, k]
             pl.when(out >= 0)(self._message(t, c, out, self.buffer.at[out]).wait_send)
             pl.when(into >= 0)(self._message(t, c, into, self.buffer.at[into]).wait_recv)
@@ -282,7 +281,7 @@ class _RankKernel:
         """Add a landing row to a row of the buffer, block by block."""
         block = self.fast.shape[1]
 
-        # Vector units compute in fast memory alone: both rows are brought there, a block at a time.
+        # Vector units compute only in fast memory: both rows are copied there, a block at a time.
         def one(i, carry):
             lines = pl.ds(i * block, block)
             reads = [

@@ -2,14 +2,14 @@
 
 Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
 ``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
-where it puts what arrives. All rounds of a step read before any of them writes.
+where it puts the arrivals. All rounds of a step read before any of them writes.
 
-Which messages share a round is an edge colouring (``jaxcoll.numerics.edge_colouring``).
+An edge colouring decides which messages share a round (``jaxcoll.numerics.edge_colouring``).
 
 For a rank in a group, a chunk's row is the chunk's index within the group. For all_to_all the first
-rows hold the result (by source) and as many rows after them the input (by destination). Chunks that
-a rank only forwards take the rows after these. Where pairs of ranks have blocks of unequal sizes
-(``unequal``), a chunk is several rows, or none.
+rows hold the result (by source) and the same number of rows after them the input (by destination).
+Chunks that a rank only forwards take the rows after these. If pairs of ranks have blocks of unequal
+sizes (``unequal``), a chunk is several rows, or none.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
 
 # A step whose messages are a large part of the buffer, as the last ones of a bucket all_gather are,
-# is split: received rows take memory beside the buffer until they are written to it. One over this
-# part of a buffer may be in flight at once.
+# is split, because received rows take memory in addition to the buffer until they are written to
+# it. At most one over this number of a buffer is in flight at once.
 PART = 10
 
 
@@ -42,7 +42,7 @@ class Round:
         pairs: (sender, receiver) of each message, sorted.
         send: row of each chunk sent, int32 of shape (ranks, size).
         recv: row of each chunk received, int32 of shape (ranks, size).
-        add: whether a chunk received is added to its row instead of replacing it, bool of shape
+        add: whether a received chunk is added to its row instead of replacing it, bool of shape
             (ranks, size); False where idle.
     """
 
@@ -64,10 +64,11 @@ class PermuteProgram:
     Attributes:
         collective: the collective of the schedule.
         num_rows: rows of a rank's buffer.
-        sides: shape of the grid whose translations are the symmetry to look for; (n,) without one.
+        sides: shape of the grid whose translations are the symmetry to look for; (n,) if there is
+            no grid.
         steps: the rounds of each step.
         pairs: rows of each pair of ranks in an all_to_all of unequal blocks; ``None`` for blocks of
-            equal size. A row of input or output then is a block of its own.
+            equal size. Each row of input and output is then its own block.
     """
 
     collective: Collective
@@ -83,7 +84,7 @@ class PermuteProgram:
 
     @property
     def num_permutes(self) -> int:
-        """Number of rounds, each one ``ppermute``."""
+        """Number of rounds, each of which is one ``ppermute``."""
         return sum(len(rounds) for rounds in self.steps)
 
     @property
@@ -103,7 +104,7 @@ class PermuteProgram:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Blocks in a rank's input and in its output: 1, or the ranks of a group."""
+        """Blocks in a rank's input and in its output: 1, or the number of ranks in a group."""
         if self.pairs is not None:
             return self.pairs.inputs, self.pairs.outputs
         kind, size = self.collective.traits, self.group_size
@@ -137,11 +138,11 @@ class PermuteProgram:
 
     @property
     def is_direct(self) -> bool:
-        """Whether unequal blocks are placed by rounds: nobody forwards any."""
+        """Whether unequal blocks are placed by rounds, because no rank forwards any."""
         return self.pairs is not None and self.pairs.first is not None
 
     def input_rows(self) -> np.ndarray:
-        """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
+        """The buffer row of each input row, int32 of shape (ranks, input rows); -1 if unused."""
         if self.pairs is not None:
             return self.pairs.input_rows()
         kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
@@ -150,7 +151,7 @@ class PermuteProgram:
         if kind.is_pairwise:
             rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
             own = rows // k == self.group_index[:, None]
-            # A rank's block for itself is at its final row from the start.
+            # A rank's block for itself is in its final row from the start.
             return np.where(own, rows, self.group_size * k + rows)
         rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
         if kind.starts_at_root:
@@ -158,7 +159,7 @@ class PermuteProgram:
         return rows
 
     def output_rows(self) -> np.ndarray:
-        """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
+        """The buffer row of each result row, int32 of shape (ranks, rows); -1 if it is zeros."""
         if self.pairs is not None:
             return self.pairs.output_rows()
         kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
@@ -172,7 +173,7 @@ class PermuteProgram:
 
 @functools.lru_cache(maxsize=256)
 def permute_program(schedule: Schedule) -> PermuteProgram:
-    """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
+    """The program of a schedule, whose permutes are the sum of its steps' largest degrees."""
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     chunk = np.asarray(schedule.chunk, np.int64)
     num_rows, ends = _rows(schedule.collective, (src, dst), chunk)
@@ -181,7 +182,7 @@ def permute_program(schedule: Schedule) -> PermuteProgram:
 
 
 def sides_of(schedule: Schedule) -> tuple[int, ...]:
-    """The grid of a schedule's ranks; one dimension where they are in none."""
+    """The grid of a schedule's ranks; one dimension if they have no grid."""
     grid = schedule.topology.grid
     return (schedule.topology.num_ranks,) if grid is None else grid.shape
 
@@ -192,16 +193,16 @@ def coloured(
     """The rounds of each step that has sends.
 
     Args:
-        columns: sender, receiver, row sent, row received and whether it is added, of each row.
-        step: of each row.
-        colour: the rounds of a step's messages, as ``colour_pairs``.
+        columns: sender, receiver, row sent, row received and whether it is added, for each row.
+        step: the step of each row.
+        colour: returns the rounds of a step's messages, as ``colour_pairs`` does.
     """
     n, sides = schedule.topology.num_ranks, sides_of(schedule)
-    # Parallel edges between two ranks make one message: a permute knows ranks, not links.
+    # Parallel edges between two ranks make one message: a permute has ranks, not links.
     order = np.lexsort((columns[2], columns[1], columns[0], step))
     columns = [column[order] for column in columns]
     ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
-    # Compiled kernels take longer to load than they save on few sends.
+    # For few sends compiled kernels take longer to load than they save.
     with without_numba(len(schedule.chunk) <= FEW_SENDS):
         return tuple(
             _rounds(n, sides, colour, *(column[first:last] for column in columns))
@@ -222,9 +223,8 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
     if collective.traits.is_pairwise:  # the result, and behind it the input
         largest = max(map(len, collective.groups))
         num_rows = 2 * largest * collective.chunks_per_shard
-    # Chunks that a rank only forwards are in no row of its result. They get rows of their own
-    # behind, numbered at each rank from 0, so that the buffer grows by the most that any rank
-    # forwards.
+    # Chunks that a rank only forwards are in no row of its result. They get extra rows at the end,
+    # numbered at each rank from 0, so the buffer grows by the most that any rank forwards.
     passing = row < 0
     if passing.any():
         key = rank[passing] * collective.num_chunks + both[passing]
@@ -237,7 +237,7 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
 
 
 def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
-    """Row of chunks at ranks, -1 where a rank only passes a chunk on."""
+    """Rows of chunks at ranks, -1 if a rank only forwards a chunk."""
     group = collective.group_of_chunk[chunk]
     local = chunk - collective.chunk_ptr[group]
     if not collective.traits.is_pairwise:
@@ -285,14 +285,14 @@ def split_long_steps(program: PermuteProgram) -> PermuteProgram:
     step has some rows of every message, so all of its links stay in use.
 
     Returns:
-        The program itself where no step is split.
+        The program itself if no step is split.
     """
     steps: list[tuple[Round, ...]] = []
     for rounds in program.steps:
         longest = max(r.size for r in rounds)
-        # Rounds of a step are in flight together, so it is their rows together that count.
+        # Rounds of a step are in flight together, so the sum of their rows counts.
         rows = max(1, program.num_rows // (PART * len(rounds)))
-        # A power of two: parts of different steps then have equal shapes, hence few stages.
+        # A power of two gives parts of different steps equal shapes, hence few stages.
         rows = 1 << (rows.bit_length() - 1)
         for first in range(0, longest, rows):
             cut = [columns_of(r, first, first + rows) for r in rounds if r.size > first]
@@ -303,7 +303,7 @@ def split_long_steps(program: PermuteProgram) -> PermuteProgram:
 
 
 def columns_of(round_: Round, first: int, end: int) -> Round:
-    """Some columns of a round as a round of the messages that have them."""
+    """Some columns of a round, as a round of the messages that have them."""
     send, recv, add = (a[:, first:end] for a in (round_.send, round_.recv, round_.add))
     pairs = tuple((u, v) for u, v in round_.pairs if send[u, 0] >= 0)
     return Round(pairs, send, recv, add)

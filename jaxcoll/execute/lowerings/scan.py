@@ -1,16 +1,16 @@
-"""scan: a program of constant size, however many steps there are.
+"""The lowering "scan": a program of constant size, for any number of steps.
 
 Consecutive steps that use about the same pairs of ranks, for messages of about the same size, make
 a stage, and a stage is one ``lax.scan``. Its rounds are coloured once, over all pairs of ranks that
 send in it, so that the body is the same for all steps. The rows that the next step sends are read
-at the end of the body and kept in the carry: a body that read before it wrote would make XLA copy
-the whole buffer.
+at the end of the body and kept in the carry: if a body read before it wrote, XLA would copy the
+whole buffer.
 
 A pair that is idle in a step sends nevertheless. In an all_gather it sends the sender's own chunk
-again, which is correct in any row of the group; elsewhere the receiver ignores the message. On CPUs
-a permute that no pair uses in a step is skipped: they run one after the other, so that it would
-cost as much as one that is used. A conditional of which all ranks take the same branch costs
-nothing there; on GPUs the host would wait for its condition.
+again, which is correct in any row of the group; otherwise the receiver ignores the message. On CPUs
+a permute that no pair uses in a step is skipped: permutes run one after the other there, so an
+unused one would cost as much as a used one. A conditional whose branch is the same on all ranks
+costs nothing on CPUs; on GPUs the host would wait for its condition.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jaxcoll.numerics.edge_colouring import colour_pairs, max_degree
 def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run a program; arguments and result are those of ``ssa.run``.
 
-    A body's permutes are in flight together without barriers.
+    The permutes of a body are in flight together without barriers.
     """
     program = split_long_steps(program) if setting.target == "tpu" else program
     rank = setting.axes.rank()
@@ -53,8 +53,8 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
 # ---------------------------------------------------------------------- stages
 
 
-# Sets of permutes that run together in some step of a stage, each a branch of its body. Steps with
-# more sets than that run all permutes.
+# Sets of permutes that run together in some step of a stage; each is a branch of its body. If there
+# are more sets than this, every step runs all permutes.
 _MOST_BRANCHES = 16
 
 
@@ -80,14 +80,14 @@ def stages(program: PermuteProgram, skips: bool = False) -> tuple[tuple[Slot, ..
     """The stages of a program, each as the slots of its body.
 
     Args:
-        skips: whether a permute that no pair uses in a step does not run.
+        skips: whether a permute that no pair uses in a step is skipped.
     """
     found, steps, scale, pairs = [], [], 0, set()
     for rounds in program.steps:
-        # To the next power of two: at most half of a message is padding.
+        # Padding to the next power of two adds at most half of a message.
         here = (max(r.size for r in rounds) - 1).bit_length()
-        # A stage's body has a slot for each colour of all its pairs, and an idle pair sends all the
-        # same. So steps with about the same pairs share a body, and a step with others begins a new
+        # A stage's body has a slot for each colour of all its pairs, and idle pairs send anyway. So
+        # steps with about the same pairs share a body, and a step with other pairs begins a new
         # one.
         own = {pair for r in rounds for pair in r.pairs}
         together = pairs | own
@@ -130,7 +130,7 @@ def _stage(
     for c in range(shape[0]):
         pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
         for u, v in pairs if kind.copies and kind.starts_with_shard else ():
-            # Idle entries carry the sender's own first chunk, which may go anywhere in its group:
+            # Idle entries carry the sender's own first chunk, which is valid anywhere in its group:
             # rows that all ranks write need no select.
             if group[u] == group[v]:
                 idle = (recv[c, :, v] < 0) & runs[c][:, None]
@@ -168,12 +168,12 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
     def body(carry, now):
         buffer, ready = carry
         ahead, places, branch = now
-        # All permutes of a step start from rows that are in the carry already, before anything is
+        # All permutes of a step start from rows that are already in the carry, before anything is
         # written: they are in flight together, and the buffer is updated in place.
         if len(branches) == 1:
             arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
         else:
-            # One conditional for all permutes of a step: those of two would be in no order.
+            # One conditional for all permutes of a step: two would have no order.
             arrived = lax.switch(branch, branches, ready)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
@@ -183,19 +183,19 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
     sent = [[mine(r.start) for r in part] for part in reads]
     placed = [[resolve(r, mine) for r in part] for part in writes]
     first = jax.tree.map(lambda rows: rows[0], sent)
-    # The last iteration reads its own rows again; nothing uses them.
+    # The last iteration reads its own rows again; they are not used.
     ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
-    # Which permutes run in a step, by the number of a branch.
+    # The permutes of a step, by the number of a branch.
     used, branch_of = np.unique([slot.runs for slot in stage], axis=1, return_inverse=True)
     branches = [functools.partial(permuted, runs=column) for column in used.T.tolist()]
     numbers = jnp.asarray(branch_of.ravel(), jnp.int32)
     carry = (buffer, sources(buffer, first))
     if target != "cpu":
-        # XLA inlines a loop that runs once, and its permutes would start one by one.
+        # XLA inlines a loop that runs once; its permutes would then start one by one.
         carry = lax.optimization_barrier(carry)
     elif len(stage[0].send) == 1:
-        # Inlined, XLA would also copy the buffer, as it misses that the body reads before it
-        # writes. The number of iterations is computed so that XLA cannot tell that it is one.
+        # Inlined, XLA would also copy the buffer, since it does not see that the body reads before
+        # it writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
         now = jax.tree.map(lambda rows: rows[0], (ahead, placed, numbers))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]

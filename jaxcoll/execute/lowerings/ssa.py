@@ -1,6 +1,6 @@
 """The lowering "ssa": straight-line code, step after step, with one ``ppermute`` per round.
 
-A permute sends only the messages of its round. Where all ranks do nearly the same, received rows
+A permute sends only the messages of its round. If all ranks do nearly the same, received rows
 remain values that later permutes use directly (``jaxcoll.execute.lowerings.dataflow``). Otherwise
 they are written to a buffer and read from it.
 """
@@ -32,8 +32,8 @@ from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, split_long_s
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
 
-# On TPU, steps of larger buffers are split. The messages in flight of smaller buffers, such as
-# buckets of gradients, take little memory, and every part is a permute with a latency of its own.
+# On TPU, steps of larger buffers are split. In smaller buffers, such as buckets of gradients,
+# messages in flight take little memory, and every part would be a permute with its own latency.
 UNCUT_BYTES = 1 << 25
 
 
@@ -82,7 +82,7 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
 
 
 def _run_direct(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    """Unequal blocks placed by rounds: messages are slices of the input, and make up the result."""
+    """Run unequal blocks placed by rounds: messages are input slices, and make up the result."""
     width, found, arrived = setting.width, [], []
     for rounds in program.steps:
         sources = [
@@ -99,16 +99,16 @@ def _run_direct(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run steps between barriers; a step's rows are written during the next step's permutes."""
-    # The rows that the next step sends are read then, too, unless they are just arriving.
+    # The rows that the next step sends are also read then, unless they are just arriving.
     width, op = setting.width, setting.op
     rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, width, op)
-    arrived, behind = [], ()  # rows and rounds of the last step, unless written
+    arrived, behind = [], ()  # rows and rounds of the last step, unless already written
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):
             buffer, arrived = lax.optimization_barrier((buffer, arrived))
             buffer, arrived, behind = receive(buffer, arrived, behind, rank, width, op), [], ()
-        # Otherwise none of the rows read here come from the last step, so XLA may read early.
+        # Otherwise no row that is read here comes from the last step, so XLA may read early.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         buffer, arrived, sources = lax.optimization_barrier((buffer, arrived, sources))
         pairs = [r.pairs for r in rounds]
@@ -130,8 +130,8 @@ def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:
 
 
 # Each time it runs, XLA's algebraic simplifier moves a reshape of the result past one update; after
-# 50 runs it logs an error that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the reshape
-# where it is.
+# 50 runs it logs an error that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the reshape in
+# place.
 MOST_UPDATES = 40
 
 
@@ -142,7 +142,7 @@ class DataflowRun:
         self.dataflow, self.setting, self.width = dataflow, setting, setting.width
         self.rank = setting.axes.rank()
         self.values = [x]
-        # If one value is the whole result, row by row, there is nothing to assemble.
+        # If one value is the whole result, row by row, nothing has to be assembled.
         used = [value for value, found in enumerate(dataflow.found) if (found >= 0).any()]
         only = dataflow.found[used[0]] if len(used) == 1 else None
         is_whole = only is not None and (only == np.arange(only.shape[1])).all()
@@ -151,8 +151,8 @@ class DataflowRun:
             self.rows = blank(x, program.blocks[1] * program.block_rows * self.width)
             if program.collective.traits.ends_at_root:  # ranks other than the root return zeros
                 self.rows = lax.full_like(self.rows, 0)
-        self.placed = 0  # values that are in the result already
-        self.updates = 0  # of the result
+        self.placed = 0  # number of values that are already in the result
+        self.updates = 0  # number of updates of the result
 
     def run(self) -> jax.Array:
         """The rows of the result; except on CPU, barriers keep the steps apart."""
@@ -184,7 +184,7 @@ class DataflowRun:
         return sources
 
     def _place(self) -> None:
-        """Write those values to the result that are not in it yet."""
+        """Write the values to the result that are not in it yet."""
         if self.rows is not None:
             for value in range(self.placed, len(self.values)):
                 for part in runs(self.dataflow.found[value]):

@@ -1,12 +1,12 @@
-"""Programs of an all_to_all whose blocks are of unequal sizes.
+"""Programs for an all_to_all whose blocks have unequal sizes.
 
-Any schedule of all_to_all runs with blocks of any sizes: a pair's rows are dealt to its chunks,
-and a chunk without rows is not sent. So pairs that have nothing for each other cost nothing,
-neither a message nor a permute where no other pair has one.
+Any schedule of all_to_all runs with blocks of any sizes: a pair's rows are divided among its
+chunks, and a chunk without rows is not sent. So pairs without rows for each other cost nothing,
+neither a message nor, if no other pair has one, a permute.
 
-Ranks run one program, so all messages of a permute are as long as its longest. Messages of like
-size share a round, and a round is cut in two where its shorter messages end, if that saves more
-bytes than a permute is worth (``spare``). With ``spare`` 0 nothing is sent but rows of blocks.
+All ranks run one program, so all messages of a permute are as long as its longest. Messages of
+similar size share a round, and a round is cut in two where its shorter messages end, if that saves
+more bytes than a permute is worth (``spare``). With ``spare`` 0 only rows of blocks are sent.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Unequal:
     """A schedule of all_to_all that runs with blocks of unequal sizes.
 
     Attributes:
-        schedule: verified; of any shares.
+        schedule: a verified schedule, for any shares.
         pairs: the rows of the blocks.
         spare: as for ``unequal_program``.
-        is_backwards: whether it is the program for these run backwards.
+        is_backwards: whether this is the program for the blocks run backwards.
     """
 
     schedule: Schedule
@@ -61,25 +61,25 @@ class Unequal:
 
     @property
     def placed(self) -> PairRows:
-        """The rows of the blocks as they lie in input and output."""
+        """The rows of the blocks at their places in input and output."""
         return self.program.pairs or self.pairs
 
     def reverse(self) -> Unequal:
-        """The blocks going back, as ``Schedule.reverse``."""
-        if self.program.is_direct:  # going back they must lie in the rounds in which they came
+        """The blocks sent back, as ``Schedule.reverse`` does."""
+        if self.program.is_direct:  # backwards, rows must use the same rounds
             return dataclasses.replace(self, is_backwards=not self.is_backwards)
         return Unequal(self.schedule.reverse(), self.pairs.transposed(), self.spare)
 
 
 @functools.lru_cache(maxsize=256)
 def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> PermuteProgram:
-    """The program of a schedule of all_to_all for blocks of some rows.
+    """The program of a schedule of all_to_all for blocks of the given rows.
 
     Args:
-        spare: a permute more is worth so many rows that are sent for nothing.
+        spare: the number of unused rows that may be sent to save one permute.
 
     Raises:
-        ScheduleError: pairs that have rows, and no chunks in the schedule.
+        ScheduleError: pairs have rows, but no chunks in the schedule.
     """
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     chunk = np.asarray(schedule.chunk, np.int64)
@@ -87,7 +87,7 @@ def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> Perm
     has = length[chunk] > 0
     src, dst, chunk, step = src[has], dst[has], chunk[has], schedule.step[has]
     num_rows, (sent, received) = _first_rows(schedule, pairs, (src, dst), chunk, offset, length)
-    # A send of a chunk is one of each of its rows.
+    # The send of a chunk becomes a send of each of its rows.
     send = np.repeat(np.arange(len(chunk)), length[chunk])
     nth = np.arange(len(send)) - np.searchsorted(send, send)
     adds = np.zeros(len(send), bool)
@@ -102,7 +102,7 @@ def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> Perm
 
 
 def _dealt(schedule: Schedule, pairs: PairRows) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows of each chunk begin in those of its pair, and how many they are."""
+    """The first row of each chunk within the rows of its pair, and its number of rows."""
     n, what = schedule.topology.num_ranks, schedule.collective
     pair = what.owner.astype(np.int64) * n + what.target
     ptr = equal_runs(pair)
@@ -130,7 +130,7 @@ def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
     at_owner = pairs.outputs + pairs.sent_from[owner, target] + offset[both]
     row = np.where(rank == owner, at_owner, row)
     num_rows = pairs.outputs + pairs.inputs
-    # Chunks that a rank only forwards have rows of their own, as in ``rounds``.
+    # Chunks that a rank only forwards have extra rows, as in ``rounds``.
     passing = row < 0
     if passing.any():
         total = what.num_chunks
@@ -150,7 +150,7 @@ Steps = tuple[tuple[Round, ...], ...]
 
 
 def _by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
-    """The steps with all rows of a round in the same place on all ranks, and that place."""
+    """The steps with all rows of a round in the same place on all ranks, and the places."""
     total = sum(r.size for rounds in steps for r in rounds)
     first, at, placed = np.zeros_like(pairs.amounts), 0, []
     for rounds in steps:
@@ -166,7 +166,7 @@ def _by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
 
 @functools.lru_cache(maxsize=256)
 def _backwards(program: PermuteProgram) -> PermuteProgram:
-    """A program of rows that are placed by rounds, with what arrived going back in these."""
+    """The reverse of a program with rows placed by rounds; arrivals go back in the same rounds."""
     pairs = program.pairs
     if pairs is None:
         raise RuntimeError("of blocks of one size the schedule is reversed")
@@ -176,13 +176,13 @@ def _backwards(program: PermuteProgram) -> PermuteProgram:
         recv = np.where(r.send >= 0, r.send - pairs.total, -1).astype(np.int32)
         return Round(tuple(sorted((v, u) for u, v in r.pairs)), send, recv, r.add)
 
-    # Rounds as they were: the result is put together in their order, and none waits for another.
+    # Rounds keep their order: the result is assembled in it, and no round waits for another.
     steps = tuple(tuple(map(back, rounds)) for rounds in program.steps)
     return dataclasses.replace(program, steps=steps, pairs=pairs.transposed())
 
 
 def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarray:
-    """Rounds whose longest messages together are the shorter, of two colourings."""
+    """Rounds from that one of two colourings whose longest messages have the least sum."""
 
     def rows(colour: np.ndarray) -> int:
         longest = np.zeros(int(colour.max()) + 1, np.int64)
@@ -193,23 +193,24 @@ def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarra
 
 
 def cut(round_: Round, spare: int) -> list[Round]:
-    """A round in as many parts as make the fewest rows, each part worth ``spare`` more.
+    """A round cut into the parts with the fewest rows, where each part costs ``spare`` more.
 
-    All cuts are at the ends of messages. The least for all rows up to the i-th end is that up to an
-    earlier end, plus a part of the rows between the two: the longest messages as they are, and the
-    shorter ones padded.
+    All cuts are at the ends of messages. The least cost for all rows up to the i-th end is that up
+    to an earlier end, plus a part of the rows between the two, in which the shorter messages are
+    padded to the longest.
     """
     lengths = np.sort((round_.send[[u for u, _ in round_.pairs]] >= 0).sum(axis=1))
     ends, counts = np.unique(lengths, return_counts=True)
     if len(ends) == 1:
         return [round_]
     ends = np.concatenate([[0], ends])
-    # Messages and rows of those that end up to here, in front of which is nothing.
+    # The messages, and their rows, that end up to each end; a 0 is put in front.
     ended = np.concatenate([[0], np.cumsum(counts)])
     rows = np.concatenate([[0], np.cumsum(counts * ends[1:])])
     least, cut = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
     for i in range(1, len(ends)):
-        # Padded from the end of each message that stops after the j-th cut, up to the i-th end.
+        # The padding from the end of each message that stops after the j-th cut, up to the i-th
+        # end.
         padding = (ended[i] - ended[:i]) * ends[i] - (rows[i] - rows[:i])
         cost = least[:i] + padding + spare
         cut[i] = int(cost.argmin())

@@ -1,7 +1,7 @@
-"""MSCCL XML: schedules as the programs that MSCCL, its executor for NCCL and RCCL run.
+"""MSCCL XML: schedules as programs that MSCCL, its executor for NCCL, and RCCL run.
 
-``lower`` makes the program of a schedule: blocks for each end of each link, as many as a runtime
-needs.
+``lower`` makes the program of a schedule: one block for each end of each link, or as many as a
+runtime needs.
 
 - ``program``: a program as data, its XML, and the limits of the runtimes that read it;
 - ``replay``: a program run message by message, and the schedule that it carries out.
@@ -47,14 +47,14 @@ def lower(
 ) -> Program:
     """The program of a schedule, in place, within the limits of a runtime.
 
-    A rank has one block for every edge out of it and one for every edge into it; several edges of
-    two ranks are channels. An edge with more instructions than a block holds has several channels,
-    each of which begins when the one before has ended, so that the order on the edge stays. Chunks
-    of a message that are neighbours in the buffer are one instruction. Accesses to a chunk from
-    several blocks of a rank, of which one writes, wait for each other in the order of the schedule;
-    in a step, ranks send before they receive. As every wait is for something earlier in that order,
-    as is every message that must leave a connection first, no program stops, however few messages a
-    connection holds.
+    A rank has one block for every outgoing edge and one for every incoming edge; several edges
+    between two ranks are channels. An edge with more instructions than a block holds has several
+    channels, each of which begins when the previous one has ended, so the order on the edge is
+    kept. Chunks of a message that are neighbours in the buffer share one instruction. Accesses to a
+    chunk from several blocks of a rank, at least one of which writes, wait for each other in the
+    order of the schedule; in a step, ranks send before they receive. Every wait is for something
+    earlier in that order, and so is every message that must leave a connection first. Therefore no
+    program stops, even if a connection holds few messages.
 
     Args:
         schedule: an all_gather, reduce_scatter or all_reduce of all ranks in order.
@@ -62,8 +62,9 @@ def lower(
         dialect: ``msccl`` or ``azure``, the runtime whose limits are kept.
 
     Raises:
-        FormatError: another collective or dialect; groups; more chunks, blocks, channels, elements
-            or awaited blocks than the runtime takes, with the number.
+        FormatError: the collective or dialect is another one, there are groups, or there are more
+            chunks, blocks, channels, elements or awaited blocks than the runtime takes; the error
+            names the number.
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.text(name, "name", FormatError)
@@ -81,7 +82,7 @@ def lower(
             f"{form.MOST_CHUNKS}; take fewer chunks per shard"
         )
     found = runs(schedule, continues(schedule, schedule.edge), most=form.MOST_COUNT)
-    # Refused before the work: too many instructions, those that only wait left out.
+    # Refused before the work: too many instructions, not counting those that only wait.
     ranks = collective.num_ranks
     ends = [rank for run in found for rank in (run.src, run.dst)]
     count = np.bincount(np.asarray(ends, np.int64), minlength=ranks)
@@ -98,7 +99,7 @@ def lower(
 def _fitting(
     schedule: Schedule, found: list[Run], name: str, protocol: str, runtime: Runtime
 ) -> Program:
-    """The program with as few channels as keep its blocks within the runtime's instructions."""
+    """The program with the fewest channels that keep blocks within the runtime's instructions."""
     collective = schedule.collective
     longest = runtime.instructions
     for _ in range(_MOST_TRIALS):
@@ -107,14 +108,15 @@ def _fitting(
         most = max((len(b.instructions) for row in rows for b in row), default=0)
         if most <= runtime.instructions or longest < 2:
             break
-        # Waits are instructions, too, and their number is known only when blocks are: fewer runs.
+        # Waits are instructions, too, and their number is known only when blocks are: use fewer
+        # runs.
         longest = min(longest - 1, longest * runtime.instructions // most)
     form.check_limits(program, runtime)
     return program
 
 
 def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Block, ...], ...]:
-    """The blocks of every rank, with at most so many runs in one."""
+    """The blocks of every rank, with at most ``longest`` runs in each."""
     ranks = [_Rank() for _ in range(schedule.collective.num_ranks)]
     connections = _connections(found, schedule, longest)
     buffer = whole_buffer(schedule.collective.kind)
@@ -126,7 +128,7 @@ def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Blo
             (connection[0], "send", sends, 2 * run.step),
             (connection[1], "receive", receives, 2 * run.step + 1),
         ):
-            # Both ends split at the same run, for the n-th send of a connection meets the n-th
+            # Both ends split at the same run, because the n-th send of a connection meets the n-th
             # receive.
             key, last = (end, connection), None if before is None else (end, before)
             ranks[rank].add(key, each, time, last)
@@ -137,13 +139,13 @@ def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Blo
 def _connections(
     runs: list[Run], schedule: Schedule, longest: int
 ) -> list[tuple[Connection, Connection | None]]:
-    """The connection of every run, and the one after whose end it begins, of the same edge."""
+    """The connection of each run, and the earlier one of its edge after which it begins."""
     ends = list(zip(schedule.edges.src.tolist(), schedule.edges.dst.tolist(), strict=True))
     channels: defaultdict[tuple[int, int], int] = defaultdict(int)
     present: dict[int, Connection] = {}
     filled: defaultdict[int, int] = defaultdict(int)
     found: list[tuple[Connection, Connection | None]] = []
-    # Whole edges first, in their order, so that an edge that is not split has its own number.
+    # Whole edges come first, in their order, so that an edge that is not split keeps its number.
     for e, pair in enumerate(ends):
         present[e] = (*pair, channels[pair])
         channels[pair] += 1
@@ -162,7 +164,7 @@ Key = tuple[str, Connection]  # end of a connection
 
 
 class _Rank:
-    """The blocks of a rank, in the making."""
+    """The blocks of a rank, under construction."""
 
     def __init__(self):
         self.number: dict[Key, int] = {}
@@ -170,10 +172,10 @@ class _Rank:
         self.paths: dict[Key, tuple[int, ...] | None] = {}
         self.pending: list[tuple[int, int, Key, Instruction, Key | None]] = []
 
-    # Rows come by edge within a step; ``finished`` sorts them by time, as every wait must be for
-    # something before it.
+    # Rows arrive by edge within a step; ``finished`` sorts them by time, because every wait must be
+    # for something earlier.
     def add(self, key: Key, each: Instruction, time: int, last: Key | None) -> None:
-        """An instruction at a time, after the last one of another end of a connection."""
+        """Add an instruction at a time, after the last one of another end of a connection."""
         self.pending.append((time, len(self.pending), key, each, last))
 
     def finished(self) -> tuple[Block, ...]:
@@ -185,9 +187,10 @@ class _Rank:
                 self.rows.append([])
             writes = each.type != "s"
             chunks = range(each.src[1], each.src[1] + each.count)
-            # Both wait for the last writer. Nothing waits for readers: a partial sum is given away
-            # once, and nothing is added to it afterwards (``verify``); the complete value that is
-            # written over it contains it, so its sender has received what was read here.
+            # Readers and writers both wait for the last writer. Nothing waits for readers: a
+            # partial sum is given away once, and nothing is added to it afterwards (``verify``);
+            # the complete value that is written over it contains it, so its sender has received
+            # what was read here.
             before = [written[c] for c in chunks if c in written]
             if last is not None:
                 other = self.number[last]
@@ -208,13 +211,13 @@ class _Rank:
         )
 
     def _append(self, block: int, each: Instruction, before: list[Place]) -> Place:
-        """The instruction after what it waits for; all waits but the last are of their own."""
+        """Add an instruction after those it waits for; all waits but the last are separate."""
         latest: dict[int, int] = {}
         for other, instruction in before:
             if other != block:
-                # A block runs in order, so the latest of its instructions stands for all before.
+                # A block runs in order, so its latest instruction stands for all earlier ones.
                 latest[other] = max(latest.get(other, -1), instruction)
-        # An instruction waits for one other; for more, those that only wait stand before it.
+        # An instruction waits for one other; for more, instructions that only wait precede it.
         waits = sorted(latest.items())
         row = self.rows[block]
         for wait in waits[:-1]:
@@ -222,7 +225,7 @@ class _Rank:
         row.append(dataclasses.replace(each, after=waits[-1]) if waits else each)
         for other, instruction in waits:
             awaited = self.rows[other][instruction]
-            if not awaited.awaited:  # a copy costs more than all else here
+            if not awaited.awaited:  # a copy costs more than everything else here
                 self.rows[other][instruction] = dataclasses.replace(awaited, awaited=True)
         return block, len(row) - 1
 
@@ -236,8 +239,8 @@ def dumps(program: Program | Schedule, *, dialect: str = "msccl", max_bytes: int
     """The XML of a program, or of that of a schedule; see ``program.written`` and ``lower``.
 
     Raises:
-        FormatError: another dialect, a bound below 1, a schedule that no program carries out, or
-            one over the limits of the runtime.
+        FormatError: the dialect is another one, a bound is below 1, no program can carry out the
+            schedule, or it exceeds the limits of the runtime.
     """
     given = lower(program, dialect=dialect) if isinstance(program, Schedule) else program
     return written(given, dialect=dialect, max_bytes=max_bytes)
@@ -255,8 +258,8 @@ def save(
     """Write the program of a schedule, all or nothing; see ``lower`` and ``program.written``.
 
     Raises:
-        FormatError: a schedule that no program of this format carries out, or one over the limits
-            of the dialect's runtime, with the number that is too large.
+        FormatError: no program of this format can carry out the schedule, or it exceeds the limits
+            of the dialect's runtime; the error names the number.
         OSError: the file cannot be written.
     """
     program = lower(schedule, name=name, protocol=protocol, dialect=dialect)
@@ -264,15 +267,15 @@ def save(
 
 
 def read(text: str, topology: Topology) -> Schedule:
-    """The schedule that XML text carries out on a network, whatever the order of its blocks.
+    """The schedule that XML text carries out on a network, for any order of its blocks.
 
-    ``lift`` runs a program in one order. A program that races, or that no runtime takes, would
-    read well in it, so the text is proved, too (``jaxcoll.prove``).
+    ``lift`` runs a program in one order. A program with races, or one that no runtime takes, could
+    run well in this order, so the text is proved, too (``jaxcoll.prove``).
 
     Raises:
-        FormatError: not a program, or one that stops before its end.
-        ScheduleError: it ends, and is not the collective it is said to be, in some order or by its
-            runtime.
+        FormatError: the text is not a program, or the program stops before its end.
+        ScheduleError: it ends, but in some order or by its runtime is not the collective that it
+            states.
     """
     schedule = lift(loads(text), topology)
     try:

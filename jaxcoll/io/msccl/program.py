@@ -1,16 +1,16 @@
 """MSCCL programs as data and as XML, and the runtimes that read them.
 
-A rank runs blocks side by side. A block sends to one rank, receives from one, and runs its
-instructions in order. Ranks and blocks meet in two ways only: the n-th send over a connection
+A rank runs blocks in parallel. A block sends to one rank, receives from one, and runs its
+instructions in order. Ranks and blocks meet in only two ways: the n-th send over a connection
 (sender, receiver, channel) meets the n-th receive, and an instruction may wait for one of another
 block of its rank.
 
-Limits of the runtimes are from their sources: microsoft/msccl (September 2023),
+Limits of the runtimes come from their sources: microsoft/msccl (September 2023),
 Azure/msccl-executor-nccl (December 2024) and RCCL 2.27.7 (ROCm 7.2). RCCL removed its runtime in
-April 2026 (ROCm/rocm-systems#4340), so programs for it are read and proved, and not written. All
-three share a parser, written by hand: one space between attributes, one line per tag, no entities;
-it passes over attributes that it does not know, and keeps the elements of one GPU only: ``algo``,
-every ``gpu``, and its own blocks and steps.
+April 2026 (ROCm/rocm-systems#4340), so programs for it are read and proved, but not written. All
+three share a parser, written by hand: one space between attributes, one line per tag, no entities.
+It ignores unknown attributes, and keeps the elements of one GPU only: ``algo``, every ``gpu``, and
+its own blocks and steps.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Runtime:
     """A runtime's limits.
 
     Attributes:
-        name: of the dialect.
-        instructions: of a block.
-        blocks: of a rank.
-        channels: of a program.
-        reduce_scatter: how it spells the collective.
+        name: name of the dialect.
+        instructions: the most instructions of a block.
+        blocks: the most blocks of a rank.
+        channels: the most channels of a program.
+        reduce_scatter: its spelling of the collective.
     """
 
     name: str
@@ -53,17 +53,18 @@ RUNTIMES: Mapping[str, Runtime] = {
     "azure": Runtime("azure", 256, 1024, 32, "reducescatter"),
     "rccl": Runtime("rccl", 64, 64, 128, "reducescatter"),
 }
-# The most that any of them takes: more is read by none.
+# The most that any runtime takes; no runtime reads more.
 MOST_INSTRUCTIONS = max(each.instructions for each in RUNTIMES.values())
 MOST_BLOCKS = max(each.blocks for each in RUNTIMES.values())
 MOST_CHANNELS = max(each.channels for each in RUNTIMES.values())
 
 
 def written_for(dialect: object) -> Runtime:
-    """The runtime of a dialect that is written.
+    """The runtime of a dialect that can be written.
 
     Raises:
-        FormatError: another one; of RCCL, with the version that removed it.
+        FormatError: the dialect is another one; for RCCL the error names the version that removed
+            it.
     """
     if isinstance(dialect, str) and dialect == "rccl":
         raise FormatError(
@@ -73,26 +74,26 @@ def written_for(dialect: object) -> Runtime:
     return RUNTIMES[checks.choice(dialect, ("msccl", "azure"), "dialect", FormatError)]
 
 
-# MSCCL's names of collectives, and of jaxcoll's kinds.
+# MSCCL's names of collectives -> jaxcoll's kinds.
 COLLECTIVES = {name: kind for kind, name in MSCCL_WORDS.items()}
-# microsoft/msccl writes two words, where others write one.
+# microsoft/msccl writes two words where others write one.
 COLLECTIVES |= {kind: kind for kind in COLLECTIVES.values() if KINDS[kind].ends_with_shard}
-# Messages that a connection holds before its sender waits, by the buffers of NCCL's protocols: a
-# program that needs more deadlocks.
+# The number of messages that a connection holds before its sender waits, by the buffers of NCCL's
+# protocols; a program that needs more deadlocks.
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
-# Of the device structures: a step's count, and block numbers in a signed byte.
+# From the device structures: a step's count, and block numbers in a signed byte.
 MOST_COUNT, MOST_AWAITED = 71, 127
 MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
-# Other tools' instructions that no schedule of single sends says, and ``ra``, at which the kernel
-# stops; ``jaxcoll.prove`` runs the first two.
+# Instructions of other tools that schedules of single sends do not have, and ``ra``, at which the
+# kernel stops; ``jaxcoll.prove`` runs the first two.
 _NOT_READ = {"re", "rrs", "ra"}
-_TAGS = ("algo", "gpu", "tb", "step")  # each in the one before
+_TAGS = ("algo", "gpu", "tb", "step")  # each is inside the one before
 
 
 def whole_buffer(kind: str) -> str:
-    """The buffer that is whole in place: the one of input and output that is not a shard."""
+    """The buffer that is whole in place: of input and output the one that is not a shard."""
     return "o" if KINDS[kind].starts_with_shard else "i"
 
 
@@ -104,12 +105,12 @@ class Instruction:
         type: ``s`` send, ``r`` receive, ``rcs`` receive and pass on, ``rrc`` receive and add,
             ``rrcs`` receive, add and pass on, ``cpy`` copy, ``nop`` wait only.
         src, dst: (buffer, first chunk); buffers are ``i`` input, ``o`` output, ``s`` scratch.
-        count: chunks.
+        count: number of chunks.
         after: (block, instruction) of the same rank that must have ended, or None.
-        awaited: whether another one waits for it.
-        step: of the schedule, for a send: the attribute ``at``, which runtimes pass over; None in
-            the files of others.
-        place: of the send among those of its step: the attribute ``no``.
+        awaited: whether another instruction waits for it.
+        step: for a send, its step of the schedule: the attribute ``at``, which runtimes ignore;
+            None in files of other tools.
+        place: the place of the send among those of its step: the attribute ``no``.
     """
 
     type: str
@@ -124,9 +125,9 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A thread block: the ranks it sends to and receives from, None for neither; its channel.
+    """A thread block: the rank it sends to and the one it receives from, or None; its channel.
 
-    ``path`` are the links that its sends take: the attribute ``links``, which runtimes pass over.
+    ``path`` holds the links that its sends take: the attribute ``links``, which runtimes ignore.
     """
 
     send: int | None
@@ -138,7 +139,7 @@ class Block:
     def connections(self, rank: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """The connection that a block of a rank receives over, and the one that it sends over.
 
-        A side without a peer has rank 0 for one: no instruction uses it.
+        A side without a peer has rank 0, which no instruction uses.
         """
         return (self.receive or 0, rank, self.channel), (rank, self.send or 0, self.channel)
 
@@ -151,7 +152,7 @@ class Program:
         name: a label.
         collective: one of the values of ``COLLECTIVES``.
         protocol: a key of ``PROTOCOLS``.
-        chunks: of the whole buffer, ``nchunksperloop``.
+        chunks: number of chunks of the whole buffer, ``nchunksperloop``.
         in_place: whether input and output are one buffer.
         ranks: the blocks of each rank.
     """
@@ -176,7 +177,8 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
         max_bytes: the largest call for which the runtime is to choose the program.
 
     Raises:
-        FormatError: another dialect, a bound below 1, or a program over the runtime's limits.
+        FormatError: the dialect is another one, a bound is below 1, or the program exceeds the
+            limits.
     """
     checks.instance(program, Program, "program", FormatError)
     runtime = written_for(dialect)
@@ -185,8 +187,8 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
     kind = KINDS[program.collective]
     collective = runtime.reduce_scatter if kind.ends_with_shard else kind.msccl
     channels = _channels(program)
-    # Azure's executor refuses files without outofplace, minBytes and maxBytes (Azure/msccl#26), the
-    # others pass over them.
+    # Azure's executor refuses files without outofplace, minBytes and maxBytes (Azure/msccl#26); the
+    # others ignore them.
     here, other = str(int(program.in_place)), str(int(not program.in_place))
     lines = [
         _tag("algo", name=program.name, proto=program.protocol, nchannels=channels,
@@ -198,15 +200,15 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
         for each in (each for block in blocks for each in block.instructions if each.count):
             for buffer, first in (each.src, each.dst):
                 sizes[buffer] = max(sizes[buffer], first + each.count)
-        # In place the one buffer is whole, the other has no chunks: microsoft/msccl compares both
-        # with nchunksperloop.
+        # In place, the single buffer is whole and the other one has no chunks: microsoft/msccl
+        # compares both with nchunksperloop.
         if program.in_place:
             sizes[whole_buffer(program.collective)] = program.chunks
         of_buffers = {f"{buffer}_chunks": size for buffer, size in sizes.items()}
         lines.append("  " + _tag("gpu", id=rank, **of_buffers) + ">")
         for number, block in enumerate(blocks):
             ends = {"send": _or_minus(block.send), "recv": _or_minus(block.receive)}
-            # A longer value would be refused; without it a path is found again, if not the same.
+            # A longer value would be refused; without it some path is found, perhaps another one.
             path = ",".join(map(str, block.path or ()))
             links = {"links": path} if 0 < len(path) <= MOST_CHARACTERS else {}
             lines.append("    " + _tag("tb", id=number, **ends, chan=block.channel, **links) + ">")
@@ -224,7 +226,7 @@ def check_limits(program: Program, runtime: Runtime) -> None:
     """Refuse a program that a runtime would not read.
 
     Raises:
-        FormatError: with the number that is too large.
+        FormatError: the program exceeds a limit; the error names the number.
     """
     ranks = len(program.ranks)
     found = [
@@ -238,7 +240,8 @@ def check_limits(program: Program, runtime: Runtime) -> None:
             (b for b, block in enumerate(blocks) if any(i.awaited for i in block.instructions)),
             default=0,
         )
-        # The parser keeps the elements of one GPU at a time, so its limit is not of the whole file.
+        # The parser keeps the elements of one GPU at a time, so its limit does not apply to the
+        # file.
         found += [
             (len(blocks), runtime.blocks, f"rank {rank} has {{}} blocks"),
             (longest, runtime.instructions, f"a block of rank {rank} has {{}} instructions"),
@@ -279,8 +282,8 @@ def loads(text: str) -> Program:
     """The program of XML text.
 
     Raises:
-        FormatError: malformed, with entities, cut short; an attribute missing or out of range; a
-            collective or instruction that is not read here.
+        FormatError: the text is malformed, has entities, or is cut short; an attribute is missing
+            or out of range; or a collective or instruction is not supported.
     """
     root = xml.parsed(text, "algo", MOST_RANKS * MOST_ELEMENTS, frozenset(_TAGS), nested=_TAGS)
     collective = COLLECTIVES[checks.choice(root.text("coll"), COLLECTIVES, "coll", FormatError)]

@@ -22,14 +22,14 @@ from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
 Connection = tuple[int, int, int]  # sender, receiver, channel
-Cell = tuple[str, int]  # buffer, chunk of it
-Event = tuple[str, int, int, int]  # of a connection, or the end of (rank, block, instruction)
+Cell = tuple[str, int]  # buffer, and chunk in it
+Event = tuple[str, int, int, int]  # a connection, or the end of (rank, block, instruction)
 _MOST_MESSAGES = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """A chunk under way: which chunk of the collective, the step it was sent in, its number."""
+    """A chunk in flight: its number in the collective, the step of its send, its own number."""
 
     chunk: int
     step: int
@@ -38,7 +38,7 @@ class _Message:
 
 @dataclasses.dataclass
 class _Value:
-    """The content of a cell: which chunk, and the first step in which it can be sent."""
+    """The content of a cell: its chunk, and the first step in which it can be sent."""
 
     chunk: int
     ready: int
@@ -47,22 +47,23 @@ class _Value:
 def lift(program: Program, topology: Topology) -> Schedule:
     """The schedule that a program carries out, verified.
 
-    The program is run, a chunk at a time, with as few messages under way as the protocol holds; a
-    message goes in the first step in which its chunk has arrived and its connection is done with
-    the one before, or in a later one that the program names, as those of ``lower`` do: they give
-    back the schedule. Data races are not looked for: the result is that of one order of the
-    instructions that nothing orders. ``read`` looks for them; a program of ``lower`` has none.
+    The program is run, a chunk at a time, with only as many messages in flight as the protocol
+    holds. A message goes in the first step in which its chunk has arrived and its connection has
+    finished the previous one, or in a later step that the program states. Programs of ``lower``
+    state theirs, so they give back the schedule. Data races are not looked for: the result is that
+    of one order of instructions that have no order. ``read`` looks for races; a program of
+    ``lower`` has none.
 
     Args:
-        topology: the network; a connection goes over the links that the program states, or over
-            the link between its ranks, channel k over the k-th of several, or over a shortest path
-            where there is none.
+        topology: the network; a connection uses the links that the program states, or the link
+            between its ranks (channel k uses the k-th of several), or a shortest path if there is
+            no link.
 
     Raises:
-        FormatError: the program stops before its end, reads what was never written, adds unlike
+        FormatError: the program stops before its end, reads what was never written, adds different
             chunks, sends what nothing receives, or has other ranks than the topology.
-        TopologyError: ranks that exchange messages and have no path.
-        ScheduleError: it ends, and is not the collective it is said to be.
+        TopologyError: ranks that exchange messages have no path.
+        ScheduleError: the program ends, but is not the collective that it states.
     """
     checks.instance(program, Program, "program", FormatError)
     checks.instance(topology, Topology, "topology", TopologyError)
@@ -71,18 +72,18 @@ def lift(program: Program, topology: Topology) -> Schedule:
         raise FormatError(f"the program is of {ranks} ranks, {topology} has {topology.num_ranks}")
     if program.chunks % ranks:
         raise FormatError(
-            f"{program.chunks} chunks are not equally many for {ranks} ranks; nchunksperloop must "
+            f"{program.chunks} chunks do not divide among {ranks} ranks; nchunksperloop must "
             f"be a multiple of ngpus"
         )
     run = _Run(program)
     run.to_end()
     connections = sorted({connection for connection, *_ in run.sent})
-    # Channels into which one edge was split have one path, and are one edge again.
+    # Channels into which one edge was split have one path, and become one edge again.
     edges, edge_of = edges_of(topology, _paths(program, topology, connections))
     number = dict(zip(connections, edge_of, strict=True))
     columns = [(step, number[connection], chunk) for connection, step, chunk, _ in run.sent]
     step, edge, chunk = np.asarray(columns, np.int64).reshape(-1, 3).T
-    # Within a step in the order that the program states, else in the order of this run.
+    # Within a step, sends have the order that the program states, else the order of this run.
     order = np.lexsort((np.asarray([place for *_, place in run.sent]), step))
     collective = Collective(program.collective, ranks, program.chunks // ranks)
     counts = collective.num_chunks, collective.num_deliveries, len(columns)
@@ -99,8 +100,10 @@ def lift(program: Program, topology: Topology) -> Schedule:
 def _paths(
     program: Program, topology: Topology, connections: list[Connection]
 ) -> list[tuple[int, ...]]:
-    """The links of each connection: those that the program states if this network has them in a
-    row; else the link between its ranks, the k-th of several for channel k; else a shortest path.
+    """The links of each connection.
+
+    They are those that the program states if they form a path on this network; else the link
+    between its ranks, the k-th of several for channel k; else a shortest path.
     """
     paths: dict[Connection, tuple[int, ...]] = {
         (rank, block.send, block.channel): block.path or ()
@@ -122,24 +125,24 @@ def _paths(
 
 
 class _Run:
-    """A program under way, an instruction cut into its chunks."""
+    """A program that is running, with instructions cut into their chunks."""
 
     def __init__(self, program: Program):
         self.program = program
-        self.at = [[[0, 0] for _ in blocks] for blocks in program.ranks]  # instruction, chunk of it
+        self.at = [[[0, 0] for _ in blocks] for blocks in program.ranks]  # instruction, its chunk
         self.ended = [[-1 for _ in blocks] for blocks in program.ranks]  # last awaited that ended
         self.wires: defaultdict[Connection, deque[_Message]] = defaultdict(deque)
         self.last: dict[Connection, int] = {}
         self.sent: list[tuple[Connection, int, int, int]] = []  # with step, chunk and place
         self.added: dict[int, bool] = {}
-        # Those that the program has touched: a short one may claim very many.
+        # Only cells that the program has used: a short program may claim very many.
         self.cells: list[dict[Cell, _Value]] = [{} for _ in program.ranks]
 
     def to_end(self) -> None:
-        """Run every block as far as it gets, and on when what it waits for has happened.
+        """Run every block as far as possible, and resume it after the event it waits for.
 
         Raises:
-            FormatError: none gets further, or messages are left.
+            FormatError: no block can continue, or messages are left.
         """
         blocks = [(r, b) for r, row in enumerate(self.program.ranks) for b in range(len(row))]
         waiting: defaultdict[Event, list[tuple[int, int]]] = defaultdict(list)
@@ -164,10 +167,10 @@ class _Run:
         if left is not None:
             raise FormatError(f"nothing receives a message from rank {left[0]} to rank {left[1]}")
 
-    # Blocks are not polled: one that cannot go on is filed under the event it lacks, so that
-    # programs of a million instructions run in one pass over them.
+    # Blocks are not polled: a block that cannot continue is filed under the event that it lacks, so
+    # that programs of a million instructions run in one pass.
     def _awaited(self, rank: int, block: int) -> Event | None:
-        """The event that the next instruction of a block waits for, or None when it can run."""
+        """The event that the next instruction of a block waits for, or None if it can run."""
         body = self.program.ranks[rank][block]
         each = body.instructions[self.at[rank][block][0]]
         if each.after is not None and self.ended[rank][each.after[0]] < each.after[1]:
@@ -181,11 +184,11 @@ class _Run:
         return None
 
     def _advance(self, rank: int, block: int) -> Iterator[Event]:
-        """Run one chunk of the next instruction of a block, and tell what happened."""
+        """Run one chunk of the next instruction of a block, and yield the events."""
         body, at = self.program.ranks[rank][block], self.at[rank][block]
         each = body.instructions[at[0]]
         into, out = body.connections(rank)
-        # A nop has none, and ends.
+        # A nop has no chunks, and ends.
         if each.count:
             self._run(rank, each, at[1], into, out)
         if each.type in form.RECEIVES:
@@ -196,7 +199,7 @@ class _Run:
         if at[1] >= each.count:
             if each.awaited:
                 before, self.ended[rank][block] = self.ended[rank][block], at[0]
-                # Those before it that nobody was to wait for have ended as well.
+                # Earlier instructions that no other one waits for have ended as well.
                 yield from (("end", rank, block, i) for i in range(before + 1, at[0] + 1))
             at[:] = at[0] + 1, 0
 
@@ -207,8 +210,8 @@ class _Run:
             cells[dst] = dataclasses.replace(self._read(rank, src))
         elif each.type in form.RECEIVES:
             message = self.wires[into].popleft()
-            # The runtimes add to their own chunk, whatever coordinates src has: msccl-tools writes
-            # the sender's there.
+            # The runtimes add to their own chunk and ignore src: msccl-tools writes the sender's
+            # coordinates there.
             if each.type in ("rrc", "rrcs"):
                 held = self._read(rank, dst)
                 if held.chunk != message.chunk:
@@ -222,8 +225,8 @@ class _Run:
                 cells[dst] = _Value(message.chunk, message.step + 1)
         if each.type in form.SENDS:
             value = self._read(rank, src if each.type == "s" else dst)
-            # As early as data and connection allow: a program has no steps, unless it is one of
-            # ``lower``.
+            # As early as data and connection allow, because a program has no steps, unless it is
+            # from ``lower``.
             step = max(value.ready, self.last.get(out, 0), each.step or 0)
             self.last[out] = step
             if len(self.sent) >= _MOST_MESSAGES:
@@ -233,13 +236,13 @@ class _Run:
             self.sent.append((out, step, value.chunk, place))
 
     def _cell(self, rank: int, place: tuple[str, int], i: int) -> Cell:
-        """A cell, the buffers that are one in place having one name."""
+        """A cell; buffers that coincide in place have one name."""
         buffer, chunk = place[0], place[1] + i
         if not self.program.in_place or buffer == "s":
             return buffer, chunk
         share = self.program.chunks // len(self.program.ranks)
         kind, whole = KINDS[self.program.collective], whole_buffer(self.program.collective)
-        # A shard lies in the whole buffer, at the place of its rank.
+        # A shard is in the whole buffer, at the place of its rank.
         is_shard = kind.starts_with_shard if buffer == "i" else kind.ends_with_shard
         return whole, rank * share + chunk if is_shard else chunk
 

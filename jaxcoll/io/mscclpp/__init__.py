@@ -1,6 +1,7 @@
 """MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
 
-``lowering`` is the plan of a schedule; ``loads`` the schedule of such a plan.
+``lowering`` makes the plan of a schedule, with as few blocks (``block``) as its operations allow
+(``operation_count``); ``loads`` reads the schedule of such a plan.
 
 Plans of other tools are proved by ``jaxcoll.prove``.
 """
@@ -37,7 +38,7 @@ _Way = tuple[int, int, tuple[int, ...]]  # two ranks and the links between them
 
 
 def dumps(schedule: Schedule, **options: Any) -> str:
-    """The JSON of a schedule's plan; ``options`` of ``lower``.
+    """The JSON of a schedule's plan; ``options`` are those of ``lower``.
 
     Raises:
         FormatError: see ``lower``.
@@ -60,12 +61,12 @@ def save(path: str | os.PathLike, schedule: Schedule, **options: Any) -> None:
 def registry(plan: Plan, file: str) -> str:
     """The entry by which a runtime finds a plan: the arguments of ``ExecutionPlanHandle.create``.
 
-    A plan says neither for how many ranks nor for how many per host it is; the registry compares
+    A plan does not state its number of ranks or of ranks per host. The registry compares both with
+    the communicator's, and the collective, size and place with the call's.
     both with the communicator's, and the collective, size and place with the call's.
     """
     ranks = len(plan["gpus"])
-    # A port channel joins hosts, so a rank and its peers over memory channels are those of one
-    # host.
+    # A port channel joins hosts, so a rank and its peers over memory channels are on one host.
     near = [
         1
         + sum(len(set(c["connected_to"])) for c in gpu["channels"] if c["channel_type"] == "memory")
@@ -84,18 +85,18 @@ def registry(plan: Plan, file: str) -> str:
 def loads(text: str, topology: Topology) -> Schedule:
     """The schedule of a plan that ``dumps`` has written, verified.
 
-    Operations say their step, which the runtime passes over; plans of other tools do not, and are
-    proved (``jaxcoll prove``) but are not schedules of steps. A plan that is not the one that its
-    schedule gives, operation by operation, has been changed, and is proved before it is believed.
+    Operations state their step, which the runtime ignores. Plans of other tools do not; they can be
+    proved (``jaxcoll prove``) but are not schedules of steps. If a plan differs, in any operation,
+    from the plan of its schedule, it has been changed, and is proved before it is trusted.
 
     Args:
-        topology: the network; messages go over the link between two ranks or a shortest path.
+        topology: the network; messages use the link between two ranks or a shortest path.
 
     Raises:
-        FormatError: not such a plan, or one of MSCCL++ 0.7 or older.
-        ScheduleError: it is not the collective that it is said to be, or its operations do not
-            carry it out.
-        TopologyError: ranks that exchange messages and have no path.
+        FormatError: the text is not such a plan, or a plan of MSCCL++ 0.7 or older.
+        ScheduleError: it is not the collective that it states, or its operations do not carry it
+            out.
+        TopologyError: ranks that exchange messages have no path.
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     plan = fields.parse(checks.text(text, "text", FormatError))
@@ -108,7 +109,7 @@ def loads(text: str, topology: Topology) -> Schedule:
     rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
     if not rows and len(gpus) > 1:
         raise FormatError("no operation says its step: a plan of another tool; prove it instead")
-    # Buffers of a plan are in chunks: of an all_gather the input is a shard, else the output.
+    # Buffers of a plan are in chunks: the input of an all_gather is a shard, else the output is.
     share = gpus[0].get("input_chunks" if kind_of(kind).starts_with_shard else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
     k = max(1, share // len(gpus)) if kind_of(kind).is_whole else share
@@ -132,15 +133,15 @@ def loads(text: str, topology: Topology) -> Schedule:
 
 
 def _is_plan_of(schedule: Schedule, plan: Plan) -> bool:
-    """Whether a plan is to the letter what a schedule gives, whose plans tests prove."""
+    """Whether a plan equals exactly the plan of a schedule; tests prove these plans."""
     try:
         return dumps(schedule, name=plan.get("name")) == json.dumps(plan, indent=1) + "\n"
-    except FormatError:  # of a schedule that no plan holds
+    except FormatError:  # no plan holds the schedule
         return False
 
 
 def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
-    """The edges of sends, over the links that they say or over shortest paths; and each one's."""
+    """The edges of sends, over the stated links or over shortest paths, and each send's edge."""
     path_of = {way: way[2] for way in ways}
     lost = [way for way in path_of if not leads(topology, way[2], *way[:2])]
     src, dst = np.asarray([way[:2] for way in lost], np.int64).reshape(-1, 2).T
@@ -150,16 +151,16 @@ def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
 
 
 def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int, int, int, tuple]]:
-    """(step, place, src, dst, chunk, adds, path) of the operations that say their step."""
+    """(step, place, src, dst, chunk, adds, path) of the operations that state their step."""
     try:
         blocks, remote = gpu["threadblocks"], gpu["remote_buffers"]  # type: ignore[index]
         found = []
-        # Ranks and blocks are places in their lists, to the executor too.
+        # The executor, too, takes ranks and blocks by their places in their lists.
         for at, each in ((rank, gpu), *enumerate(blocks)):
             if each["id"] != at:  # type: ignore[index]
                 raise FormatError(f"gpus and blocks stand in order: place {at} has another id")
         for block in blocks:
-            # Buffers of a type may be listed in several parts, and count through all of them.
+            # Buffers of a type may be listed in several parts, whose chunks are counted through.
             refs: defaultdict[str, list[int]] = defaultdict(list)
             for part in block["remote_buffer_refs"]:
                 refs[part["access_channel_type"]] += part["remote_buffer_ids"]
@@ -172,7 +173,7 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
                     there = remote[refs[op["channel_type"]][op["dst_buff"][0]["buffer_id"]]]
                     # Put into scratch on another host, and added from there.
                     if there["type"] == "s":
-                        continue  # the sum of the receiver says it
+                        continue  # the receiver's sum states it
                     other = there["rank"]
                 path = tuple(op["links"])
                 first, size = source["index"], source["size"]
@@ -195,4 +196,4 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
     """The schedule of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, topology), max_bytes)
+    return load_text(path, loads, max_bytes, topology=topology)

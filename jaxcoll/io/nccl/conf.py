@@ -1,23 +1,23 @@
-"""NCCL's rules, and the file of them that its example tuner plugin reads.
+"""NCCL's rules, and the file with which its example tuner plugin reads them.
 
-A rule is the algorithm, protocol, channels and chunk size of a collective, by its size.
+A rule gives the algorithm, protocol, channels and chunk size of a collective, by its size.
 
-The words, and the algorithm and protocol that NCCL runs where a rule is silent, follow
+The words, and the algorithm and protocol that NCCL runs where a rule does not state them, follow
 ``src/include/nccl_tuner.h`` and ``src/graph/tuning.cc`` of NCCL 2.30. A tuner of NCCL holds a list
 of rules; the first that matches a collective decides.
 
-``nccl_tuner.conf`` has one rule per line, of 8 to 10 columns (``plugins/tuner/example``)::
+``nccl_tuner.conf`` has one rule per line, with 8 to 10 columns (``plugins/tuner/example``)::
 
     collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks[,numPipeOps[,regBuff]]
 
--1 stands for any. The plugin is lenient: it reads unknown words as allreduce, ring and simple, text
-as the number 0, and skips lines with fewer or more columns, in silence. It reads at most 255 bytes
-of a line; the rest becomes another line. Here all of these are refused.
+-1 stands for any. The plugin is lenient: without a message it reads unknown words as allreduce,
+ring and simple, and text as the number 0, and skips lines with fewer or more columns. It reads at
+most 255 bytes of a line; the rest becomes another line. Here all of these are refused.
 
-Its README gives ``channels`` -1 the meaning "NCCL's own number". But the plugin sets the number to
-1 before it looks for a rule, and NCCL takes any number but 0 as given: with -1, and wherever no
-rule matches, the collective runs on one channel. ``dumps`` therefore writes 0 for NCCL's own
-number, and ``loads`` reads both.
+Its README says that ``channels`` -1 means NCCL's own number. But the plugin sets the number to 1
+before it looks for a rule, and NCCL takes any number except 0 as given: with -1, and if no rule
+matches, the collective runs on one channel. ``dumps`` therefore writes 0 for NCCL's own number, and
+``loads`` reads both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROTOCOLS = ("ll", "ll128", "simple")
 MAX_CHANNELS = 128
 MAX_BYTES = 2**64 - 1
 
-# By collective: rules for others NCCL passes over without a word.
+# By collective; NCCL ignores rules for other algorithms without a message.
 _SHARDED = ("ring", "collnet_direct", "nvls", "pat")
 _RUNS = {
     "broadcast": ("ring",),
@@ -56,19 +56,19 @@ class NcclRule:
 
     Attributes:
         collective: kind, as in ``Collective``.
-        min_bytes, max_bytes: of the whole buffer, both included: of the output of an all_gather, of
-            the input of a reduce_scatter; ``max_bytes`` None: without an upper limit.
+        min_bytes, max_bytes: range of sizes of the whole buffer, inclusive: of the output of an
+            all_gather, of the input of a reduce_scatter; ``max_bytes`` None means no upper limit.
         algorithm, protocol: NCCL's words, in lower case.
-        channels: None to keep NCCL's.
+        channels: number of channels; None to keep NCCL's.
         nodes, ranks: hosts and ranks of the communicator; None for any.
-        pipelined_ops: operations in the group; None for any.
+        pipelined_ops: number of operations in the group; None for any.
         registered: whether the user buffer is registered; None for either.
         chunk_bytes: None to keep NCCL's; only tuners of interface v6 and NCCLX set it.
 
     Raises:
-        TuneError: a word that NCCL does not know (its example plugin reads such a word as
-            allreduce, ring or simple), numbers out of range, or a combination that NCCL never runs
-            (a rule with one has no effect).
+        TuneError: NCCL does not know a word (its example plugin reads such a word as allreduce,
+            ring or simple), numbers are out of range, or NCCL never runs the combination (a rule
+            with it has no effect).
     """
 
     collective: str
@@ -115,10 +115,10 @@ class NcclRule:
     def matches(
         self, collective: str, nbytes: int, nodes: int, ranks: int, pipelined_ops: int = 1
     ) -> bool:
-        """Whether the rule is for a collective of ``nbytes``, its buffer not registered.
+        """Whether the rule matches a collective of ``nbytes`` whose buffer is not registered.
 
         Raises:
-            TuneError: numbers or words that no collective has.
+            TuneError: no collective has these numbers or words.
         """
         asked = _checked_call(collective, nbytes, nodes, ranks, pipelined_ops)
         collective, nbytes, nodes, ranks, pipelined_ops = asked
@@ -149,7 +149,7 @@ def checked_rules(rules: Iterable[NcclRule]) -> tuple[NcclRule, ...]:
     """Rules as a tuple.
 
     Raises:
-        TuneError: something else among them.
+        TuneError: there is something else among them.
     """
     return tuple(
         checks.instance(rule, NcclRule, f"rules[{i}]", TuneError)
@@ -168,7 +168,7 @@ def answer(
     """The first rule that matches, as NCCL's tuners choose.
 
     Raises:
-        TuneError: numbers or words that no collective has, or no rules.
+        TuneError: no collective has these numbers or words, or there are no rules.
     """
     asked = _checked_call(collective, nbytes, nodes, ranks, pipelined_ops)
     return next((rule for rule in checked_rules(rules) if rule.matches(*asked)), None)
@@ -188,7 +188,7 @@ def dumps(rules: Iterable[NcclRule]) -> str:
     """Rules as a configuration file, in their order; the first that matches decides.
 
     Raises:
-        TuneError: a rule with a chunk size, which the format cannot hold (``ncclx`` can).
+        TuneError: a rule has a chunk size, which the format cannot hold (``ncclx`` can).
     """
     lines = [
         f"# {','.join(COLUMNS)}",
@@ -215,8 +215,8 @@ def loads(text: str) -> tuple[NcclRule, ...]:
     """The rules of a configuration file.
 
     Raises:
-        FormatError: naming the line: what NCCL's plugin would skip, cut or misread, and rules that
-            NCCL would ignore.
+        FormatError: NCCL's plugin would skip, cut or misread a line, or NCCL would ignore a rule;
+            the error names the line.
     """
     rules = []
     for number, line in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
@@ -246,8 +246,8 @@ def _rule(cells: list[str]) -> NcclRule:
             f"{glimpse(cell['collective'])} as allreduce"
         )
     registered = _number(cell, "regBuff", 1)
-    # 2^64 - 1 is what ``dumps`` writes for no limit. 2^32 - 1, as the plugin's README has it, is
-    # one: larger messages are left to NCCL.
+    # ``dumps`` writes 2^64 - 1 for no limit. 2^32 - 1, as in the plugin's README, is a limit:
+    # larger messages are left to NCCL.
     most = _whole("max_bytes", cell["max_bytes"])
     return NcclRule(
         _KINDS[cell["collective"]],

@@ -1,11 +1,11 @@
 """nccl-tests: the times that NCCL's benchmarks print, as text or as JSON, read and written.
 
-The columns are found by their names in the header, so that all versions are read: before 2.13
-(``error`` in place of ``#wrong``; ``redop`` and ``root`` only where they apply, or blank), since
-then, and with the statistics of 2.19 after each half. Lines of other programs in between are passed
-over.
+The columns are found by their names in the header, so all versions can be read: those before 2.13
+(``error`` instead of ``#wrong``; ``redop`` and ``root`` are missing or blank if they do not apply),
+later ones, and those with the statistics of 2.19 after each half. Lines of other programs in
+between are ignored.
 
-Written are the text of 2.17 and the JSON of version 3. The text holds times to a femtosecond.
+It writes the text of 2.17 and the JSON of version 3. The text has times to a femtosecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxcoll.kinds import KINDS, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
-# Its programs (all_reduce_perf) and types by their names; some are called otherwise here.
+# Names of its programs (all_reduce_perf) and types; some have other names here.
 _PROGRAMS = names_in("nccl_tests")
 _KINDS = {name: kind for kind, name in _PROGRAMS.items()}
 _DTYPES = {
@@ -36,9 +36,9 @@ _DTYPES = {
 }  # fmt: skip
 _DEVICE = re.compile(r"#\s+Rank\s+([0-9]{1,9})\s")
 _STARTING = re.compile(r"Collective test starting: ([a-z_]+)_perf")
-# The name of a called program, where no line says which collective it tests.
+# The name of a called program, if no line states which collective it tests.
 _CALLED = re.compile(r"(?:^|[\s/\"'])([a-z_]{4,20})_perf(?:_mpi)?(?:[\s\"']|$)")
-# Of mpirun (``[1,0]<stdout>:``, or with the job's name before it) and of srun -l (``0: ``).
+# Prefixes of mpirun (``[1,0]<stdout>:``, or with the job's name before it) and srun -l (``0: ``).
 _PREFIX = re.compile(r"^(?:\[[^\s<>\[\]]{1,80}\]<(?:stdout|stderr)>:\s?|[0-9]{1,7}:\s)")
 _TIMES = ("time", "cputime")
 _MOST_CALL = 4096  # characters of a line that is searched for the name of a program
@@ -49,11 +49,11 @@ class Measurement:
     """A row of nccl-tests.
 
     Attributes:
-        nbytes: of the larger buffer of a rank.
+        nbytes: bytes of the larger buffer of a rank.
         dtype: name in NumPy, or in ml_dtypes.
-        seconds: out of place.
-        seconds_in_place: None where it was not measured.
-        wrong: values that differed from the expected ones; None where it was not checked.
+        seconds: time out of place.
+        seconds_in_place: time in place; None if it was not measured.
+        wrong: number of values that differed from the expected ones; None if it was not checked.
     """
 
     nbytes: int
@@ -68,10 +68,10 @@ class Measurements:
     """The times that a run of nccl-tests printed.
 
     Attributes:
-        collective: kind, as in ``Collective``; None where the text does not say (before 2.17, and
+        collective: kind, as in ``Collective``; None if the text does not state it (before 2.17, if
             no program was named in it).
-        ranks: in the list of devices.
-        torn: rows that were passed over, see ``loads``.
+        ranks: number of ranks in the list of devices.
+        torn: number of rows that were skipped, see ``loads``.
     """
 
     collective: str | None
@@ -84,12 +84,12 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
     """The times in the output of a benchmark of nccl-tests.
 
     Args:
-        skip_torn: whether to pass over rows that cannot be read, as those into which another
+        skip_torn: whether to skip rows that cannot be read, such as those into which another
             process has printed, instead of refusing them; ``torn`` counts them.
 
     Raises:
-        FormatError: no header of nccl-tests, no list of devices, no row; a row that does not match
-            the header, or one of a dtype that does not exist.
+        FormatError: there is no header of nccl-tests, no list of devices, or no row; a row does not
+            match the header; or its dtype does not exist.
     """
     checks.flag(skip_torn, "skip_torn", FormatError)
     said, called, ranks, rows, torn = [], set(), set(), [], 0
@@ -121,7 +121,7 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
         raise FormatError(f"not the output of a benchmark of nccl-tests: it has no {what}")
     if not rows:
         raise FormatError("the benchmark ended before its first row")
-    # The collective that a line names counts before the benchmark of a command line: a log of
+    # A collective that a line names takes precedence over the program in a command line; a log of
     # several benchmarks has several of these.
     collective = said[-1] if said else called.pop() if len(called) == 1 else None
     return Measurements(collective, len(ranks), tuple(rows), torn)
@@ -129,7 +129,7 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
 
 def _row(line: str, header: list[str], number: int) -> Measurement:
     cells = line.split()
-    # Some versions leave redop blank where nothing is reduced, and root where there is none.
+    # Some versions leave redop blank if nothing is reduced, and root if there is none.
     blank = ("redop", "root")[: max(0, len(header) - len(cells))]
     if set(blank) <= set(header):
         shorter = [name for name in header if name not in blank]
@@ -142,8 +142,8 @@ def _row(line: str, header: list[str], number: int) -> Measurement:
             f"line {number} has {len(cells)} columns where the header has {len(header)}: "
             f"{glimpse(line)}"
         )
-    # Halves of equal names, out of place and in place, each from its time on: statistics and
-    # further columns that a version has stay inside their half.
+    # There are two halves with equal names, out of place and in place, each beginning with its
+    # time: statistics and further columns of a version stay inside their half.
     starts = [i for i, name in enumerate(header) if name in _TIMES]
     first = dict(zip(header[: starts[0]], cells, strict=False))
     halves = [
@@ -172,11 +172,11 @@ def _seconds(half: dict[str, str], number: int) -> float | None:
 
 
 def _wrong(half: dict[str, str], number: int) -> int | None:
-    """The number of wrong values; of versions before 2.13, whether the error is above 0."""
+    """The number of wrong values; for versions before 2.13, whether the error is above 0."""
     text = half.get("#wrong", half.get("error", "N/A"))
     if text == "N/A":
         return None
-    # The error is the largest difference, which rounding makes of a sum, too: 0.01 is far above it.
+    # The error is the largest difference. Rounding of a sum also causes some, but far below 0.01.
     if "#wrong" not in half:
         try:
             return int(float(text[:40]) > 1e-2)
@@ -208,10 +208,10 @@ def loads_json(text: str, collective: str | None = None) -> Measurements:
     """The times in the file that a benchmark wrote with ``-J`` (nccl-tests 2.17 and newer).
 
     Args:
-        collective: where the file's ``args`` do not name the program.
+        collective: the collective, if the file's ``args`` do not name the program.
 
     Raises:
-        FormatError: not such a file, or fields of other types.
+        FormatError: the text is not such a file, or fields have other types.
     """
     whole = readers.Fields(readers.parse(text), "the file")
     devices = whole.take("devices", readers.items)
@@ -230,7 +230,7 @@ def loads_json(text: str, collective: str | None = None) -> Measurements:
         rows.append(Measurement(nbytes, dtype, seconds or 0.0, again, max(wrong, default=None)))
     if not devices or not rows:
         raise FormatError("the file has no devices, or no results")
-    # The program is the first word of the command line, as a list or as one text.
+    # The program is the first word of the command line, given as a list or as one text.
     first = called[0] if isinstance(called, list) and called else called
     named = _CALLED.search(first) if isinstance(first, str) and len(first) < _MOST_CALL else None
     found = _KINDS.get(named[1]) if named else None
@@ -252,7 +252,7 @@ def _json_half(value: object, where: str, must: bool) -> tuple[float | None, int
 # ---------------------------------------------------------------------- writing
 
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# Widths as nccl-tests has them: whoever cuts columns by place reads ours, too.
+# Widths as in nccl-tests, so that tools which cut columns by place can read these tables, too.
 _HEADER = (
     "#{0:54}{1:^36}{2:^36}\n"
     "#{3:>12}{4:>14}{5:>10}{6:>8}{7:>8}{8:>14}{9:>8}{10:>8}{11:>7}{8:>15}{9:>8}{10:>8}{11:>7}\n"
@@ -267,7 +267,7 @@ def dumps(measured: Measurements) -> str:
     """The table of nccl-tests 2.17, times to a femtosecond.
 
     Raises:
-        FormatError: a dtype or collective that nccl-tests has not.
+        FormatError: nccl-tests does not have the dtype or collective.
     """
     rows = _columns(measured)
     lines = ["# nccl-tests version 2.17.6, written by jaxcoll"]
@@ -324,10 +324,11 @@ def dumps_json(measured: Measurements) -> str:
 
 
 def of_timelines(runs: Iterable[Timeline]) -> Measurements:
-    """Simulated times of one collective as a benchmark would have measured them, of float32.
+    """Simulated times of one collective as a benchmark would have measured them, in float32.
 
     Raises:
-        FormatError: no runs, runs of several collectives, or buffers that are not whole bytes.
+        FormatError: there are no runs, they belong to several collectives, or buffers are not whole
+            bytes.
     """
     rows, kinds = [], set()
     for i, run in enumerate(checks.members(runs, "runs", FormatError)):
@@ -353,9 +354,10 @@ def _columns(measured: Measurements) -> list[tuple[Measurement, int, str, int]]:
     for row in measured.rows:
         name = _NAMES[checks.choice(row.dtype, _NAMES, "the dtype of nccl-tests", FormatError)]
         elements = row.nbytes // _ITEM_BYTES[name]
-        # Where the log does not say the collective, as one that moves the whole buffer.
+        # If the log does not state the collective, it is treated as one that moves the whole
+        # buffer.
         row_of = None if kind is None else KINDS[kind]
-        is_part = row_of is not None and not row_of.is_whole  # ``count`` is of one rank's part
+        is_part = row_of is not None and not row_of.is_whole  # ``count`` is that of one rank's part
         count = elements // measured.ranks if is_part else elements
         redop = "sum" if row_of is not None and row_of.adds else "none"
         root = 0 if row_of is not None and row_of.has_root else -1
@@ -388,8 +390,9 @@ def _microseconds(seconds: float) -> str:
 
 
 def _exact_microseconds(seconds: float) -> float:
-    """A number of microseconds that is read as the same float of seconds, where there is one."""
-    # 1e6 * seconds / 1e6 is not always the float it was; one of the neighbours mostly is.
+    """A number of microseconds that is read back as the same float of seconds, if there is one."""
+    # 1e6 * seconds / 1e6 does not always give the same float, but one of its neighbours mostly
+    # does.
     near = 1e6 * seconds
     tried = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
     return next((time for time in tried if time / 1e6 == seconds), near)
@@ -399,7 +402,7 @@ def _exact_microseconds(seconds: float) -> float:
 
 
 def save(path: str | os.PathLike, measured: Measurements) -> None:
-    """Write times, all or nothing: JSON where the name ends with .json, else the table.
+    """Write times, all or nothing: JSON if the name ends with .json, else the table.
 
     Raises:
         OSError: the file cannot be written.

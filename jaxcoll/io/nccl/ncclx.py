@@ -1,16 +1,16 @@
 """NCCLX: the rules of the tuner that is built into Meta's NCCL, as CSV and as JSON.
 
-The file that ``NCCLX_TUNER_CONFIG_FILE`` names (``comms/ncclx/meta/tuner`` of torchcomms). Sizes
-are bytes per rank, the whole buffer divided by the ranks; sizes, nodes and ranks per node are
-intervals. A malformed file makes the communicator fail to initialize.
+``NCCLX_TUNER_CONFIG_FILE`` names the file (``comms/ncclx/meta/tuner`` of torchcomms). Sizes are
+bytes per rank, that is the whole buffer divided by the ranks; sizes, nodes and ranks per node are
+intervals. With a malformed file the communicator fails to initialize.
 
-CSV has 7 columns and optional ones, of which two dialects exist::
+CSV has 7 columns and optional ones, for which two dialects exist::
 
     collective,bytesPerRank,algorithm,protocol,channels,nNodes,nLocalRanks[,chunkSize]
     collective,bytesPerRank,algorithm,protocol,channels,nNodes,nLocalRanks[,numPipeOps[,regBuff[,chunkSize]]]
 
-Rules without a chunk size are written in 7 columns, which both read; JSON has names in place of
-columns, and builds with folly read it.
+Rules without a chunk size are written in 7 columns, which both dialects read. JSON has names
+instead of columns; builds with folly read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INT64 = 2**63 - 1
 _INTERVAL = re.compile(r"([\[(])\s*(-?[0-9]{0,19})\s*,\s*(-?[0-9]{0,19})\s*([\])])", re.ASCII)
 _CONDITIONS = ("collective", "bytesPerRank", "nNodes", "nLocalRanks", "numPipeOps", "regBuff")
 _SETTINGS = ("algorithm", "protocol", "channels", "chunkSize")
-# Columns of the CSV, by their number: 8 are the first dialect's, 9 and 10 the second's.
+# Columns of the CSV, by their number: 8 belong to the first dialect, 9 and 10 to the second.
 _REQUIRED = (
     "collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks",
 )  # fmt: skip
@@ -47,12 +47,12 @@ def dumps_csv(rules: Iterable[NcclRule], columns: Literal[8, 10] = 8) -> str:
     """Rules as CSV.
 
     Args:
-        columns: the dialect of rules with chunk sizes, or with numbers of pipelined operations:
-            8 columns, or 10 as in newer versions.
+        columns: the dialect of rules with chunk sizes, or with numbers of pipelined operations: 8
+            columns, or 10 as in newer versions.
 
     Raises:
-        TuneError: a rule without numbers of ranks and nodes, which NCCLX's conditions need; ranks
-            that the nodes do not divide; conditions that the dialect has no column for.
+        TuneError: a rule has no numbers of ranks and nodes, which NCCLX's conditions need; the
+            nodes do not divide the ranks; or the dialect has no column for a condition.
     """
     if not isinstance(columns, int) or columns not in _DIALECTS:
         raise TuneError(
@@ -78,7 +78,7 @@ def dumps_json(rules: Iterable[NcclRule]) -> str:
     """Rules as JSON.
 
     Raises:
-        TuneError: a rule without numbers of ranks and nodes, or ranks that the nodes do not divide.
+        TuneError: a rule has no numbers of ranks and nodes, or the nodes do not divide the ranks.
     """
     written = []
     for rule in checked_rules(rules):
@@ -98,7 +98,7 @@ def _cells(rule: NcclRule) -> dict[str, str | int]:
         )
     if rule.ranks % rule.nodes:
         raise TuneError(f"{rule.ranks} ranks are not a multiple of {rule.nodes} nodes")
-    # Rounded inwards: a size of the whole buffer that is inside is inside per rank, too.
+    # Rounded inwards: a size of the whole buffer inside the range is also inside it per rank.
     low = -(-rule.min_bytes // rule.ranks)
     high = None if rule.max_bytes is None else rule.max_bytes // rule.ranks
     if high is not None and low > high:
@@ -128,11 +128,11 @@ def _cells(rule: NcclRule) -> dict[str, str | int]:
 def loads_csv(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
     """The rules of a CSV file that a communicator of ``ranks`` ranks on ``nodes`` hosts can match.
 
-    A file with 8 columns is of the first dialect, unless the last is -1.
+    A file with 8 columns belongs to the first dialect, unless the last column is -1.
 
     Raises:
-        FormatError: naming the line: what NCCLX refuses, and rules that NCCL would ignore.
-        TuneError: ranks that are not a multiple of the nodes.
+        FormatError: NCCLX refuses a line, or NCCL would ignore a rule; the error names the line.
+        TuneError: the ranks are not a multiple of the nodes.
     """
     shape = _shape(ranks, nodes)
     rules = []
@@ -151,8 +151,8 @@ def loads_json(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
     """The rules of a JSON file that a communicator of ``ranks`` ranks on ``nodes`` hosts can match.
 
     Raises:
-        FormatError: naming the rule: what NCCLX refuses, and rules that NCCL would ignore.
-        TuneError: ranks that are not a multiple of the nodes.
+        FormatError: NCCLX refuses a rule, or NCCL would ignore it; the error names the rule.
+        TuneError: the ranks are not a multiple of the nodes.
     """
     shape = _shape(ranks, nodes)
     whole = readers.Fields(readers.parse(text), "the file")
@@ -167,7 +167,7 @@ def loads_json(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
                 if name not in section.left:
                     continue
                 value = section.take(name, lambda value, _: value)
-                # Intervals are strings, and numbers may be: all are read as cells of the CSV are.
+                # Intervals are strings, and numbers may be; all are read like cells of the CSV.
                 if not isinstance(value, str) and type(value) is not int:
                     raise FormatError(
                         f"rules[{i}].{name} must be a string or an integer, got {glimpse(value)}"
@@ -194,7 +194,7 @@ def _shape(ranks: object, nodes: object) -> tuple[int, int]:
 
 def _split(line: str) -> list[str]:
     """The columns of a line; commas inside brackets belong to an interval."""
-    # csv would split [1,8] in two: brackets are not its quotes.
+    # csv would split [1,8] in two, because brackets are not quotes to it.
     cells, depth, start = [], 0, 0
     for at, character in enumerate(line):
         depth += (character in "[(") - (character in "])")
@@ -212,7 +212,7 @@ def _named(cells: list[str]) -> dict[str, str]:
             "nccl_tuner.conf has another second column"
         )
     # Eight columns are ambiguous: a chunk size in one dialect, pipelined operations in the other.
-    # -1 is the default of the second and no chunk size.
+    # -1 is the default of the second and is not a chunk size.
     names = _DIALECTS[8] if optional == 1 and cells[-1] != "-1" else _DIALECTS[10][:optional]
     return {
         name: cell for name, cell in zip((*_REQUIRED, *names), cells, strict=True) if cell != ""
@@ -238,7 +238,7 @@ def _rule(cells: dict[str, str], ranks: int, nodes: int) -> NcclRule | None:
     rule = NcclRule(
         _KINDS[cells["collective"]],
         (low or 0) * ranks,
-        # NCCLX divides and drops the rest, so sizes up to the next multiple match as well.
+        # NCCLX divides and drops the remainder, so sizes up to the next multiple match as well.
         None if high is None else high * ranks + ranks - 1,
         cells["algorithm"],
         cells["protocol"],
@@ -254,7 +254,7 @@ def _rule(cells: dict[str, str], ranks: int, nodes: int) -> NcclRule | None:
 
 
 def _interval(text: str, name: str) -> Interval:
-    """An interval as its least and greatest integers, None where it is unbounded."""
+    """An interval as its least and greatest integers, None if it is unbounded."""
     if text == "*":
         return None, None
     if not text.startswith(("[", "(")):
@@ -266,7 +266,7 @@ def _interval(text: str, name: str) -> Interval:
             f"{name} must be *, a number or an interval such as [1,8], (1,) or (,4], got "
             f"{glimpse(text)}"
         )
-    # Of integers: (1,8) is 2 to 7. Negative bounds are taken, and match as 0 does.
+    # Intervals of integers: (1,8) is 2 to 7. Negative bounds are accepted, and match as 0 does.
     low = None if match[2] == "" else int(match[2]) + (match[1] == "(")
     high = None if match[3] == "" else int(match[3]) - (match[4] == ")")
     if low is not None and high is not None and low > high:

@@ -2,8 +2,8 @@
 
 Tables name the type of link between every two GPUs, its weight and hops, and in some versions the
 least and most megabytes per second between them, whose ratio is the number of links. They do not
-say what the GPUs are, how fast PCIe is, nor which NICs a host has: these are arguments, and those
-left out are assumed, with a warning. Speeds are those of ``link_types``.
+state the kind of GPU, the speed of PCIe, or the NICs of a host. These are arguments, and if one is
+left out its value is assumed, with a warning. Speeds are those of ``link_types``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown,
 from jaxcoll.fields import glimpse, within
 from jaxcoll.io.files import MAX_BYTES, load_text
 from jaxcoll.io.networks import link_types
-from jaxcoll.io.networks.equal_hosts import MOST_HOSTS, Host, side_by_side
+from jaxcoll.io.networks.equal_hosts import Host, check_stated, side_by_side
 from jaxcoll.io.networks.link_types import ALPHA, PCIE_ALPHA, Wire
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import components
 from jaxcoll.topology import Topology
 
-# Of each kind of GPU its architecture, gigatransfers per second of its slot, and links between two
-# of a host where the table does not count them. From AMD's data sheets.
+# For each kind of GPU its architecture, the gigatransfers per second of its slot, and the links
+# between two of a host if the table does not count them. From AMD's data sheets.
 KINDS: Mapping[str, tuple[str, float, int]] = {
     "mi100": ("908", 16.0, 1), "mi210": ("90a", 16.0, 1), "mi250": ("90a", 16.0, 1),
     "mi250x": ("90a", 16.0, 1), "mi300a": ("942", 32.0, 2), "mi300x": ("942", 32.0, 1),
@@ -37,7 +37,7 @@ SOCKETS = 64e9  # between the sockets of a host with EPYC processors, as in ``li
 
 _MOST_GPUS, _MOST_LINKS = 128, 16
 # The kernel driver's weights: 15 for a hop over xGMI, 20 for one over PCIe to the processor, and
-# more where two sockets lie between.
+# more if two sockets are in between.
 _ONE_HOP, _ONE_SOCKET = 15, 40
 _GPU = re.compile(r"GPU[0-9]{1,3}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
 _TITLES = re.compile(r"\b(link type|weight|hops|bandwidth|bw)\b", re.IGNORECASE)
@@ -56,7 +56,7 @@ Pair = tuple[int, int]
 
 @dataclasses.dataclass
 class _Table:
-    """Cells of pairs of GPUs, both ways, by table; and the NUMA node of GPUs."""
+    """Cells for pairs of GPUs, both ways, by table; and the NUMA node of GPUs."""
 
     gpus: int
     cells: dict[str, dict[Pair, str]] = dataclasses.field(
@@ -65,7 +65,7 @@ class _Table:
     numa: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def put(self, table: str, a: int, b: int, said: object) -> None:
-        # Programs that print JSON write numbers as numbers or as text, by their version.
+        # Programs that print JSON write numbers as numbers or as text, depending on their version.
         if a != b:
             self.cells[table][a, b] = str(said) if isinstance(said, (str, int)) else ""
 
@@ -85,31 +85,29 @@ def loads(
 ) -> Topology:
     """The network of one host or several equal ones; a rank per GPU, host by host.
 
-    GPUs that are one xGMI hop apart are linked directly. Where xGMI does not reach every GPU, the
-    GPUs of a NUMA node share a PCIe switch, and these are joined by one between the sockets. Of
-    several hosts each GPU is assumed to have a NIC on the network's switch.
+    GPUs that are one xGMI hop apart are linked directly. If xGMI does not reach every GPU, the GPUs
+    of a NUMA node share a PCIe switch, and these switches are joined by one between the sockets.
+    With several hosts each GPU is assumed to have a NIC on the network's switch.
 
     Args:
-        text: what ``rocm-smi --showtopo`` or ``amd-smi topology`` printed, with ``--json`` or not.
-        gpu: the kind of GPU, a name in ``KINDS``; the likeliest for their links when None.
-        hosts: equal hosts, joined by one switch.
+        text: the output of ``rocm-smi --showtopo`` or ``amd-smi topology``, with or without
+            ``--json``.
+        gpu: the kind of GPU, a name in ``KINDS``; the likeliest one for their links when None.
+        hosts: number of equal hosts, joined by one switch.
         inside: bytes per second and direction of one xGMI link, instead of the kind's.
         network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
-        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for what RCCL plans with.
+        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for the speeds that RCCL
+            plans with.
 
     Warns:
-        AssumptionWarning: each number that neither the table nor an argument gives.
+        AssumptionWarning: for each number that neither the table nor an argument gives.
 
     Raises:
-        FormatError: no table of link types, or one that is cut, naming the row.
-        TopologyError: an unknown kind of GPU or numbers out of range.
+        FormatError: there is no table of link types, or it is cut; the error names the row.
+        TopologyError: the kind of GPU is unknown, or numbers are out of range.
     """
     checks.text(text, "text", FormatError)
-    checks.optional(gpu, checks.choice, KINDS, "gpu", TopologyError)
-    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
-    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
-    for name, given in (("inside", inside), ("network", network)):
-        checks.optional(given, checks.positive, name, TopologyError)
+    check_stated(gpu, KINDS, hosts, inside, network, speeds)
     is_json = text.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     table = _of_json(text) if is_json else _of_text(text)
     _check_types(table)
@@ -145,19 +143,16 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        given = {"gpu": gpu, "hosts": hosts, "inside": inside, "network": network}
-        return loads(text, **given, speeds=speeds)  # type: ignore[arg-type]
-
-    return load_text(path, read, max_bytes)
+    return load_text(
+        path, loads, max_bytes, gpu=gpu, hosts=hosts, inside=inside, network=network, speeds=speeds
+    )
 
 
 # ---------------------------------------------------------------------- text
 
 
 def _of_text(text: str) -> _Table:
-    """The tables below their titles; the first of each title counts."""
+    """The tables below their titles; the first table of each title counts."""
     table: _Table | None = None
     title, columns, seen = None, None, set()
     numa: dict[int, int] = {}
@@ -239,7 +234,7 @@ _KEYS = {"link_type": "type", "link_status": "status", "weight": "weight", "num_
 
 
 def _of_amd_smi(whole: object) -> _Table:
-    """A list of GPUs: with ``links`` (6.4 and later), or with an object per table before."""
+    """A list of GPUs, each with ``links`` (6.4 and later), or with an object per table (before)."""
     rows = readers.items(whole, "the file")
     _check_count(len(rows))
     table = _Table(len(rows))
@@ -281,7 +276,7 @@ def _check_count(gpus: int) -> None:
 
 
 def _check_types(table: _Table) -> None:
-    """Every pair has a type, the same both ways: a pasted table may have lost a row or a column."""
+    """Check that every pair has a type, the same both ways: a pasted table may have lost a line."""
     types = table.cells["type"]
     for a in range(table.gpus):
         for b in range(a + 1, table.gpus):
@@ -299,10 +294,10 @@ def _check_types(table: _Table) -> None:
 
 
 def _likely(table: _Table, direct: set[Pair]) -> str:
-    """The kind of GPU that links speak for."""
+    """The kind of GPU that the links suggest."""
     peers = np.bincount([a for a, _ in direct], minlength=1)
-    # A card has bridges to three others, a die of an MI250 wires to five; of a host of eight MI300X
-    # some link may be down.
+    # A card has bridges to three others, and a die of an MI250 wires to five; in a host of eight
+    # MI300X some links may be down.
     if direct and (len(direct) == table.gpus * (table.gpus - 1) or peers.max() > 5):
         return "mi300x"
     # Dies of an MI250 reach each other over xGMI, in several hops; cards with bridges in hives.
@@ -319,7 +314,7 @@ def _one_link(architecture: str) -> link_types.Speed:
 
 
 def _is_direct(table: _Table, a: int, b: int) -> bool:
-    """Whether a link joins two GPUs: XGMI, too, is what several hops over it are called."""
+    """Whether a link joins two GPUs; several hops over xGMI are called XGMI, too."""
     status = (table.cells["status"].get(pair, "").upper() for pair in ((a, b), (b, a)))
     hops, weight = table.number("hops", a, b), table.number("weight", a, b)
     return (
@@ -331,7 +326,7 @@ def _is_direct(table: _Table, a: int, b: int) -> bool:
 
 
 def _links(table: _Table, a: int, b: int, usual: int) -> int:
-    """How many links join two GPUs: the most that they carry over that of one."""
+    """The number of links between two GPUs: the most that they carry over that of one link."""
     found = _RANGE.fullmatch(table.cells["bw"].get((a, b), ""))
     least, most = map(int, found.groups()) if found else (0, 0)
     # Some drivers print 0-0.
@@ -341,7 +336,7 @@ def _links(table: _Table, a: int, b: int, usual: int) -> int:
 
 
 def _add_pcie(table: _Table, names: list[str], wires: list[Wire], pcie: float) -> None:
-    """A switch for the GPUs of each socket, and one between these."""
+    """Add a switch for the GPUs of each socket, and one between these switches."""
     n = table.gpus
     near = np.zeros((n, n), bool)
     for a in range(n):
@@ -373,7 +368,7 @@ def _warn_of_nics(network: float | None) -> None:
 
 
 def _warn_of_links(table: _Table, direct: set[Pair], gpu: str, usual: int) -> None:
-    """Of dies that one to four links join, where the table does not say how many."""
+    """Warn about dies with one to four links between them, if the table does not say how many."""
     said = table.cells["bw"]
     uncounted = sum(a < b and not _RANGE.fullmatch(said.get((a, b), "")) for a, b in direct)
     if uncounted and gpu in ("mi250", "mi250x"):

@@ -1,14 +1,14 @@
 """ASTRA-sim's analytical network: dimensions of rings, fully connected ranks and switches.
 
-Four lists of equal lengths, an entry per dimension, of which the first runs fastest::
+There are four lists of equal lengths, with an entry per dimension; the first runs fastest::
 
     topology: [ Ring, Switch ]
     npus_count: [ 4, 2 ]
     bandwidth: [ 50.0, 25.0 ]  # of a link; "GB/s" is 2^30 B/s
     latency: [ 500.0, 2000.0 ]  # ns
 
-The unit of its bandwidth is 2^30 bytes per second, whatever it is called there. A hop through a
-switch takes the latency of a link twice. Rings are bidirectional.
+The unit of its bandwidth is 2^30 bytes per second, although it is called GB/s there. A hop through
+a switch has twice the latency of a link. Rings are bidirectional.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def loads(text: str) -> Topology:
     """The network of a file's text.
 
     Raises:
-        FormatError: a key that is missing, repeated or not known, lists of unequal lengths, numbers
-            out of range, with the line.
+        FormatError: a key is missing, repeated or unknown, lists have unequal lengths, or numbers
+            are out of range; the error names the line.
     """
-    # By lines, not by a YAML parser: four lists of words and numbers need no package.
+    # Line by line, without a YAML parser: four lists of words and numbers need no package.
     found: dict[str, list[str]] = {}
     for number, raw in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         line = raw.split("#", 1)[0].strip()
@@ -73,7 +73,7 @@ def loads(text: str) -> Topology:
         parts.append(
             _MAKERS[kind.lower()](ranks, alpha=nanoseconds * 1e-9, bandwidth=gibibytes * 2**30)
         )
-    # The library's last dimension runs fastest, ASTRA-sim's first.
+    # The library's last dimension runs fastest, but ASTRA-sim's first.
     return parts[0] if len(parts) == 1 else product(*reversed(parts))
 
 

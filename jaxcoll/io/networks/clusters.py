@@ -1,8 +1,8 @@
-"""Clusters: hosts on a network of switches, by files that say nothing of the hosts' insides.
+"""Clusters: hosts on a network of switches, from files that do not describe the inside of hosts.
 
 Schedulers and fabrics know hosts by name and the switches that they are plugged into. The GPUs of a
-host are stated as SLURM writes them, ``h100:8``, and linked as ``jaxcoll.devices`` has their kind;
-without them a host is a rank.
+host are given as SLURM writes them, ``h100:8``, and linked as ``jaxcoll.device_kinds`` links their
+kind; without them a host is a rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 
-from jaxcoll.devices import DEVICE_KINDS, DeviceKind, words_of
+from jaxcoll.device_kinds import DEVICE_KINDS, DeviceKind, words_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.networks.link_types import NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
 from jaxcoll.numerics import checks
@@ -21,19 +21,19 @@ from jaxcoll.topology import Topology
 
 MOST_HOSTS, MOST_SWITCHES = 2**14, 2**14
 _MOST_RANKS, _MOST_WIRES = 2**16, 2**20
-_MOST_PIECES = 17  # of an expression: eight pairs of brackets, and the text between
+_MOST_PIECES = 17  # of an expression: eight pairs of brackets, and the text between them
 SWITCH_ALPHA = 0.5e-6  # between two switches: the port-to-port latency of one, and a cable
-NETWORK = 50e9  # of a port that nobody states: 400 Gbit/s
+NETWORK = 50e9  # speed of a port that is not stated: 400 Gbit/s
 
-# GPUs of a host by the words of their kind, where they are not eight.
+# GPUs of a host by the words of their kind, if there are not eight.
 _COUNTS = {"gb300": 4, "gb200": 4, "gh200": 1, "gb10": 1, "mi300a": 4}
 _GPU = re.compile(r"(?:gpu:)?([a-z0-9 ._-]{1,40}?)(?::([0-9]{1,9}))?", re.IGNORECASE)
-_MOST_GPUS = 256  # of a host: more than any has
+_MOST_GPUS = 256  # of a host; more than any has
 
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """A host's port: places of the host and of the switch, and bytes per second each way."""
+    """A host's port: the numbers of the host and of the switch, and bytes per second each way."""
 
     host: int
     switch: int
@@ -48,10 +48,10 @@ class Fabric:
     Attributes:
         hosts: their names.
         switches: their names.
-        ports: in the order in which they are dealt to a host's GPUs.
+        ports: the ports in the order in which they are assigned to a host's GPUs.
         trunks: pairs of switches, with bytes per second each way.
-        racks: of each host its rack, whose GPUs one NVLink switch may join; None where nobody
-            knows.
+        racks: the rack of each host; one NVLink switch may join its GPUs; None if racks are
+            unknown.
     """
 
     hosts: Sequence[str]
@@ -70,7 +70,7 @@ class Gpus:
 
     @property
     def network(self) -> float:
-        """Bytes per second of a port, where nobody states it."""
+        """Bytes per second of a port that is not stated."""
         return NETWORK if self.kind is None else self.kind.network_bandwidth
 
 
@@ -78,7 +78,7 @@ def gpus_of(gpu: object) -> Gpus:
     """The GPUs of ``h100:8``, ``gpu:h100:8`` or ``h100``; None for hosts that are ranks.
 
     Raises:
-        TopologyError: another form, or a kind that ``jaxcoll.devices`` does not have.
+        TopologyError: the text has another form, or ``jaxcoll.device_kinds`` lacks the kind.
     """
     if gpu is None:
         return Gpus()
@@ -95,7 +95,7 @@ def gpus_of(gpu: object) -> Gpus:
         near = difflib.get_close_matches(found[1].lower(), [each.match for each in known], n=1)
         raise TopologyError(
             f"no GPU is called {shown(found[1])}; {f'did you mean {near[0]}? ' if near else ''}"
-            "the table of jaxcoll.devices has all, as h100, b200, gb200, l40s or mi300x"
+            "the table of jaxcoll.device_kinds has all, as h100, b200, gb200, l40s or mi300x"
         )
     count = int(found[2]) if found[2] else _COUNTS.get(kind.match, 8)
     if not 1 <= count <= _MOST_GPUS:
@@ -104,17 +104,17 @@ def gpus_of(gpu: object) -> Gpus:
 
 
 def hosts_named(text: str, most: int = MOST_HOSTS) -> list[str]:
-    """The names of a list of SLURM's, ``gpu[01-03,7],login1``, in its order.
+    """The names in a list of SLURM's, ``gpu[01-03,7],login1``, in its order.
 
     Raises:
-        FormatError: brackets that do not close, ranges that run backwards, more than ``most``.
+        FormatError: brackets do not close, ranges run backwards, or there are more than ``most``.
     """
     names: list[str] = []
     for part in _parts(text):
         # An expression has several pairs of brackets, as rack[1-2]node[01-16].
         found = [""]
         pieces = re.split(r"\[([^\[\]]*)\]", part)
-        # Of more the names would grow with the file's square.
+        # With more pieces, the names would grow with the square of the file.
         is_one = part and len(pieces) <= _MOST_PIECES
         if not is_one or any(bracket in piece for piece in pieces for bracket in "[]"):
             raise FormatError(f"not a list of names as gpu[01-16,20]: {shown(text)}")
@@ -128,7 +128,7 @@ def hosts_named(text: str, most: int = MOST_HOSTS) -> list[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Of a list its expressions: commas inside brackets are theirs."""
+    """The expressions of a list; commas inside brackets belong to an expression."""
     parts, start, depth = [], 0, 0
     for mark in re.finditer(r"[\[\],]", text):
         depth += (mark[0] == "[") - (mark[0] == "]")
@@ -139,7 +139,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _numbers(text: str, whole: str, most: int) -> list[str]:
-    """``01-03,7`` as numbers of as many digits as they are written with."""
+    """The numbers of ``01-03,7``, with the digits that are written."""
     found: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part, re.ASCII)
@@ -153,10 +153,10 @@ def _numbers(text: str, whole: str, most: int) -> list[str]:
 
 
 def only(fabric: Fabric, nodes: str | None) -> Fabric:
-    """The fabric with no hosts but those of a list.
+    """The fabric with only the hosts of a list.
 
     Raises:
-        FormatError: no list, or a name that the file does not have.
+        FormatError: the text is not a list, or has a name that the file does not have.
     """
     if nodes is None:
         return fabric
@@ -171,7 +171,7 @@ def only(fabric: Fabric, nodes: str | None) -> Fabric:
     now = {old: new for new, old in enumerate(kept)}
     ports = [dataclasses.replace(p, host=now[p.host]) for p in fabric.ports if p.host in now]
     racks = None if fabric.racks is None else [fabric.racks[old] for old in kept]
-    # Switches that lead to no host any more are of no use, and would only be drawn.
+    # Switches that no longer lead to a host are useless, and would only be drawn.
     ends = _used(fabric, {port.switch for port in ports})
     number = {old: new for new, old in enumerate(ends)}
     return Fabric(
@@ -184,7 +184,7 @@ def only(fabric: Fabric, nodes: str | None) -> Fabric:
 
 
 def _used(fabric: Fabric, leaves: Collection[int]) -> list[int]:
-    """Switches that are not dead ends: those of one trunk and no host are taken off in turn."""
+    """Switches that are not dead ends: those with one trunk and no host are removed in turn."""
     near: dict[int, set[int]] = {s: set() for s in range(len(fabric.switches))}
     for a, b, _ in fabric.trunks:
         near[a].add(b)
@@ -211,23 +211,24 @@ def joined(
     alpha: float | None = None,
     assumed: Sequence[str] = (),
 ) -> Topology:
-    """The network: a rank per GPU, host by host, or per host.
+    """The network, with a rank per GPU, host by host, or a rank per host.
 
-    A GPU that has ports of its own is linked to their switches; GPUs that share one are linked to
-    it, and it to its switch.
+    A GPU with ports of its own is linked to their switches; GPUs that share a port are linked to
+    it, and the port to its switch.
 
     Args:
         by: the tool that wrote the file.
         inside: bytes per second and direction of a GPU's link inside its host, instead of its
             kind's.
         alpha: seconds between a port and its switch, 5 us when None.
-        assumed: by the format's reader.
+        assumed: the assumptions of the format's reader.
 
     Warns:
-        AssumptionWarning: all that is assumed, in one.
+        AssumptionWarning: lists all assumptions in one warning.
 
     Raises:
-        TopologyError: numbers out of range, too many ranks, hosts that nothing joins.
+        TopologyError: numbers are out of range, there are too many ranks, or hosts are not
+            connected.
     """
     for name, value, check in (
         ("inside", inside, checks.positive), ("alpha", alpha, checks.nonnegative),
@@ -272,13 +273,13 @@ class _Builder:
         return len(self.names) - 1
 
     def inside(self, speed: float | None) -> None:
-        """The links of each host's GPUs, or of a rack's."""
+        """Add the links between each host's GPUs, or a rack's."""
         kind, n = self.gpus.kind, self.gpus.count
         if kind is None:
             self.assumed.append("a host is a rank; gpu=, as h100:8, says its GPUs")
             return
         hosts, racks = self.fabric.hosts, self.fabric.racks
-        # Where a rack is not known, each host's GPUs are joined: the least that there can be.
+        # If racks are unknown, only each host's GPUs are joined, which is the least possible.
         in_racks = kind.spans_hosts and racks is not None
         groups: dict[object, list[int]] = {}
         for h in range(len(hosts)):
@@ -301,7 +302,7 @@ class _Builder:
             self.assumed.append(f"{each / 1e9:g} GB/s per {kind.match} link inside hosts")
 
     def outside(self) -> None:
-        """Ports and trunks."""
+        """Add ports and trunks."""
         first = len(self.names)
         for name in self.fabric.switches:
             self.vertex(name)
@@ -310,8 +311,8 @@ class _Builder:
             by_host.setdefault(port.host, []).append(port)
         n = self.gpus.count
         for h, ports in by_host.items():
-            # In their order, as GPUs and NICs are numbered: four ports of eight GPUs serve two
-            # each, eight ports of four GPUs are two of each.
+            # In their order, as GPUs and NICs are numbered: with four ports and eight GPUs each
+            # port serves two GPUs; with eight ports and four GPUs each GPU has two ports.
             if len(ports) >= n:
                 for i, port in enumerate(ports):
                     rank = h * n + i * n // len(ports)

@@ -1,12 +1,12 @@
 """GPU hosts by the labels of their nodes in Google Kubernetes Engine.
 
-Nodes of dense GPU machines say where they are: ``cloud.google.com/gce-topology-block``, a part of a
-data centre, ``-subblock``, a rack or less, and ``-host``, a machine (Google's documentation of
-topology-aware scheduling in GKE); ``cloud.google.com/gke-accelerator`` says the kind of their GPUs.
-``kubectl get nodes -o yaml``, ``-o json``, ``--show-labels`` and ``kubectl describe nodes`` all
-print them. Subblocks and blocks are taken for switches, one above the other, that pass up all that
-their hosts send; of racks such as GB200's one NVLink switch joins a subblock. No label says a
-speed.
+Nodes of dense GPU machines have labels that state their place:
+``cloud.google.com/gce-topology-block``, a part of a data centre, ``-subblock``, a rack or less, and
+``-host``, a machine (Google's documentation of topology-aware scheduling in GKE).
+``cloud.google.com/gke-accelerator`` states the kind of their GPUs. ``kubectl get nodes -o yaml``,
+``-o json``, ``--show-labels`` and ``kubectl describe nodes`` all print them. Subblocks and blocks
+are treated as switches, one above the other, that pass up all that their hosts send. For racks such
+as GB200's, one NVLink switch joins a subblock. No label states a speed.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ def loads(
     """The network of the nodes that labels describe; a rank is a GPU.
 
     Args:
-        text: of nodes, in any form that has their labels.
-        gpu: the GPUs of a node as SLURM writes them, ``h100:8``, instead of what labels say.
-        nodes: nodes to take, as ``gpu[01-16]``; all when None.
+        text: a text with the nodes' labels, in any form.
+        gpu: the GPUs of a node as SLURM writes them, ``h100:8``, instead of the labels' GPUs.
+        nodes: the nodes to take, such as ``gpu[01-16]``; all when None.
         inside: bytes per second and direction of a GPU's link inside its node.
         network: bytes per second and direction of a port, one per GPU.
         alpha: seconds between a port and its switch.
 
     Warns:
-        AssumptionWarning: all that neither the labels nor an argument says.
+        AssumptionWarning: lists everything that neither the labels nor an argument states.
 
     Raises:
-        FormatError: no node with its block and its name, nodes of several kinds of GPU.
-        TopologyError: GPUs of no known kind, numbers out of range, too many ranks.
+        FormatError: there is no node with its block and its name, or nodes have several kinds of
+            GPU.
+        TopologyError: the kind of GPU is unknown, numbers are out of range, or there are too many
+            ranks.
     """
     checks.optional(network, checks.positive, "network", TopologyError)
     found = _nodes(checks.text(text, "text", FormatError))
@@ -82,17 +84,15 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, nodes=nodes, inside=inside, network=network, alpha=alpha)
-
-    return load_text(path, read, max_bytes)
+    return load_text(
+        path, loads, max_bytes, gpu=gpu, nodes=nodes, inside=inside, network=network, alpha=alpha
+    )
 
 
 def _nodes(text: str) -> list[dict[str, str]]:
     """The labels of each node with a block, in their order.
 
-    Every form has a node's labels together, sorted by name, so that its host name is the last.
+    In every form a node's labels are together, sorted by name, so its host name is the last one.
     """
     found: list[dict[str, str]] = []
     node: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _nodes(text: str) -> list[dict[str, str]]:
 
 
 def _gpu_of(found: Sequence[dict[str, str]]) -> str:
-    """The kind and number of a node's GPUs, which are the same of all nodes."""
+    """The kind and number of a node's GPUs, which are equal on all nodes."""
     kinds = {node.get("gke-accelerator", "") for node in found}
     counts = {node.get("gke-accelerator-count", "") for node in found}
     if len(kinds) > 1 or len(counts) > 1:
@@ -156,7 +156,7 @@ def _fabric(found: Sequence[dict[str, str]], gpus: Gpus, speed: float) -> Fabric
             carried[at] += gpus.count * speed
     hosts = [node["hostname"] for node in found]
     if len(set(switches)) == 1:
-        # Above all of them, a block would lead nowhere.
+        # A single block above all of them would lead nowhere.
         alone = [dataclasses.replace(port, switch=0) for port in ports]
         return Fabric(hosts, [names[switches[0]]], alone, [], [0] * len(hosts))
     trunks = [(place[leaf], blocks[leaf[0]], carried[place[leaf]]) for leaf in below]

@@ -1,9 +1,9 @@
 """A TPU slice by the labels of its nodes in Google Kubernetes Engine.
 
 ``kubectl get nodes -o yaml``, ``-o json``, ``--show-labels``, ``kubectl describe nodes`` and
-manifests with a ``nodeSelector`` all have the two labels, ``cloud.google.com/gke-tpu-accelerator``
-and ``cloud.google.com/gke-tpu-topology``, which say the generation of a slice and its sides in
-chips; all else in them is passed over. A rank is a chip.
+manifests with a ``nodeSelector`` all have the two labels ``cloud.google.com/gke-tpu-accelerator``
+and ``cloud.google.com/gke-tpu-topology``. They state the generation of a slice and its sides in
+chips; everything else is ignored. A rank is a chip.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 MAX_BYTES = 2**26
-# Of a slice over several hosts and of one host, by Google's documentation of GKE.
+# Names for slices over several hosts and for those of one host, from Google's documentation of GKE.
 ACCELERATORS: Mapping[str, str] = {
     "tpu-v4-podslice": "v4", "tpu-v5-lite-podslice": "v5e", "tpu-v5-lite-device": "v5e",
     "tpu-v5p-slice": "v5p", "tpu-v6e-slice": "v6e", "tpu-v6e-device": "v6e", "tpu7x": "tpu7x",
@@ -36,16 +36,16 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     """The network of the slice that labels describe, with the links of its generation.
 
     Args:
-        text: of nodes or of a manifest, in any form that has the labels.
+        text: a text with the labels of nodes or of a manifest, in any form.
         alpha, bandwidth: seconds and bytes per second of all links, instead of the generation's.
 
     Warns:
-        AssumptionWarning: several node pools of equal slices, of which the network is one.
+        AssumptionWarning: there are several node pools of equal slices; the network is one of them.
 
     Raises:
-        FormatError: a label is missing, labels of several slices, a generation or sides that are
-            not known.
-        TopologyError: numbers out of range.
+        FormatError: a label is missing, labels belong to several slices, or the generation or sides
+            are unknown.
+        TopologyError: numbers are out of range.
     """
     found: dict[str, set[str]] = {
         "tpu-accelerator": set(),
@@ -72,7 +72,7 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
         raise FormatError(
             f"no slice of {shown(accelerator)} is known; known: {', '.join(ACCELERATORS)}"
         )
-    # A number alone is a count of cores or chips in a slice's name, and no label.
+    # A single number counts cores or chips in a slice's name, and is not a label's value.
     if not re.fullmatch(r"[0-9]+(x[0-9]+)+", sides):
         raise FormatError(
             f"cloud.google.com/gke-tpu-topology must be sides in chips as 4x4x8, got {shown(sides)}"
@@ -98,4 +98,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)
+    return load_text(path, loads, max_bytes, alpha=alpha, bandwidth=bandwidth)

@@ -1,10 +1,10 @@
 """GraphML and GEXF: the files that graph editors and networkx exchange, read by networkx.
 
 Edges have the attributes ``alpha`` (seconds) and ``bandwidth`` (bytes per second), or those of the
-arguments; nodes of ``kind`` "switch" are switches, all others ranks, as ``Topology.from_networkx``
-takes them. An undirected edge is a link each way. The grid of the ranks and the permutations that
-keep the network are not in such files: synthesizers for grids need the network by name or as JSON.
-networkx is not needed for anything else here: ``pip install networkx``.
+arguments; nodes of ``kind`` "switch" are switches, all others ranks, as in
+``Topology.from_networkx``. An undirected edge is a link each way. Such files do not hold the grid
+of the ranks or the permutations that keep the network, so synthesizers for grids need the network
+by name or as JSON. Nothing else here needs networkx: ``pip install networkx``.
 
 Before networkx sees a file, its XML is read within bounds and without entities (``io/xml.py``).
 """
@@ -25,7 +25,7 @@ from jaxcoll.topology import Topology
 MAX_BYTES = 2**25
 FORMATS = ("graphml", "gexf")
 _MOST_ELEMENTS = 2**18
-# Elements that hold text where others hold elements only; y: are those of the editor yEd.
+# Elements that hold text, whereas others hold only elements; y: are those of the editor yEd.
 _WITH_TEXT = frozenset(
     ("data", "default", "desc", "creator", "description", "keywords", "options", "y:NodeLabel",
      "y:EdgeLabel", "y:GroupNode", "dc:creator")
@@ -49,12 +49,13 @@ def loads(
     """The network of GraphML or GEXF text.
 
     Args:
-        alpha: seconds, of edges without an ``alpha``.
-        bandwidth: bytes per second, of edges without a ``bandwidth``.
+        alpha: seconds for edges without an ``alpha``.
+        bandwidth: bytes per second for edges without a ``bandwidth``.
 
     Raises:
-        FormatError: another format, several graphs, or what ``Topology.from_networkx`` refuses.
-        ModuleNotFoundError: there is no networkx.
+        FormatError: the format is another one, there are several graphs, or
+            ``Topology.from_networkx`` refuses the graph.
+        ModuleNotFoundError: networkx is not installed.
     """
     checks.text(text, "text", FormatError)
     nx = _networkx()
@@ -67,12 +68,12 @@ def loads(
     data = io.BytesIO(start.encode())
     try:
         graph = nx.read_graphml(data) if form == "graphml" else nx.read_gexf(data)
-    except Exception as error:  # networkx checks little, and raises what Python does
+    except Exception as error:  # networkx checks little, and raises errors of Python
         what = shown(" ".join(str(error).split()))
         raise FormatError(f"networkx does not read it: {type(error).__name__}: {what}") from None
-    # Files have texts for nodes: "10" would stand before "2", and ranks would change places.
+    # Files name nodes by texts: "10" would come before "2", and ranks would change places.
     numbers = {str(i): i for i in range(len(graph))}
-    if numbers.keys() == set(graph):  # a network without names comes back without them
+    if numbers.keys() == set(graph):  # a network without names stays without them
         graph = nx.relabel_nodes(graph, numbers)
     try:
         return Topology.from_networkx(graph, alpha=alpha, bandwidth=bandwidth)
@@ -86,9 +87,9 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
     """A network as GraphML or GEXF.
 
     Raises:
-        FormatError: another form; bandwidths that no float holds; names with characters that no XML
-            holds.
-        ModuleNotFoundError: there is no networkx.
+        FormatError: the form is another one, no float holds a bandwidth, or names have characters
+            that XML cannot hold.
+        ModuleNotFoundError: networkx is not installed.
     """
     checks.instance(topology, Topology, "topology", FormatError)
     checks.choice(form, FORMATS, "form", FormatError)
@@ -101,7 +102,7 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
             raise FormatError(
                 f"the bandwidth of {u}->{v}, {exact}, does not fit the float that files have"
             )
-    # networkx writes any character, and no reader takes control characters or halves of pairs.
+    # networkx writes any character, but readers refuse control characters and unpaired surrogates.
     names = [topology.name, *topology.vertex_names]
     if any(not (c.isprintable() or c in " ") or ord(c) > 0xFFFD for name in names for c in name):
         raise FormatError("a name has characters that XML does not hold")
@@ -110,7 +111,7 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
 
 
 def save(path: str | os.PathLike, topology: Topology) -> None:
-    """Write a network, all or nothing: GEXF where the name ends with .gexf, else GraphML.
+    """Write a network, all or nothing: GEXF if the name ends with .gexf, else GraphML.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,9 +1,10 @@
 """InfiniBand fabrics as ``ibnetdiscover`` prints them: switches, hosts' adapters and their cables.
 
-A paragraph per switch (``Switch``) and adapter (``Ca``), then a line per port: the node and port at
-the other end, and behind ``#`` width and speed as ``4xHDR``. Most cables stand at both ends and
-count once; several between two switches are one link of their sum. Adapters belong to the host that
-begins their description. It does not say which GPUs a host has: that is an argument.
+The print has a paragraph per switch (``Switch``) and adapter (``Ca``), then a line per port: the
+node and port at the other end, and after ``#`` width and speed, such as ``4xHDR``. Most cables are
+listed at both ends and count once; several between two switches become one link with their sum. An
+adapter belongs to the host whose name begins its description. The GPUs of a host are not stated;
+they are an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 MAX_BYTES = 2**26
-# Gbit/s of data per lane, after its line code; by the InfiniBand Trade Association's roadmap.
+# Gbit/s of data per lane, after its line code; from the InfiniBand Trade Association's roadmap.
 LANE: Mapping[str, float] = {
     "SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0,
     "NDR": 100.0, "XDR": 200.0,
@@ -43,7 +44,7 @@ _PORT = re.compile(
 )  # fmt: skip
 _SPEED = re.compile(r"\b(1|2|4|8|12)x(SDR|DDR|QDR|FDR10|FDR|EDR|HDR|NDR|XDR)\b")
 _QUOTED = re.compile(r'"([^"]*)"')
-# Adapters that nobody has named describe their own model, and those inside switches what they do.
+# Adapters without a name describe their own model, and those inside switches their function.
 _NAMELESS = re.compile(r"MT[0-9]{3,}|Mellanox|ConnectX|localhost|\W*$")
 _AGGREGATION = "Aggregation Node"
 
@@ -58,21 +59,22 @@ def loads(
     inside: float | None = None,
     alpha: float | None = None,
 ) -> Topology:
-    """The network of a fabric; ranks are GPUs, or hosts where their GPUs are not stated.
+    """The network of a fabric; ranks are GPUs, or hosts if their GPUs are not stated.
 
     Args:
-        text: what ``ibnetdiscover`` printed.
-        gpu: the GPUs of a host, as ``h100:8``; without it hosts are ranks.
-        nodes: hosts to take, as ``gpu[01-16]``; all when None, also those of storage.
+        text: the output of ``ibnetdiscover``.
+        gpu: the GPUs of a host, such as ``h100:8``; without it hosts are ranks.
+        nodes: the hosts to take, such as ``gpu[01-16]``; all when None, including those of storage.
         inside: bytes per second and direction of a GPU's link inside its host.
         alpha: seconds between a port and its switch.
 
     Warns:
-        AssumptionWarning: all that neither the print nor an argument says.
+        AssumptionWarning: lists everything that neither the print nor an argument states.
 
     Raises:
-        FormatError: no adapter, lines of another form, with the line.
-        TopologyError: numbers out of range, too many ranks, hosts that no cable reaches.
+        FormatError: there is no adapter, or a line has another form; the error names the line.
+        TopologyError: numbers are out of range, there are too many ranks, or no cable reaches a
+            host.
     """
     checks.text(text, "text", FormatError)
     stated = gpus_of(gpu)
@@ -91,11 +93,7 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, nodes=nodes, inside=inside, alpha=alpha)
-
-    return load_text(path, read, max_bytes)
+    return load_text(path, loads, max_bytes, gpu=gpu, nodes=nodes, inside=inside, alpha=alpha)
 
 
 class _Fabric:
@@ -138,7 +136,7 @@ class _Fabric:
         if found is None:
             raise FormatError(f'{where}: expected [port] "node"[port], got {shown(line)}')
         ends: tuple[End, End] = (node, int(found[1])), (found[2], int(found[3]))
-        # Behind the descriptions, which are anybody's words.
+        # After the descriptions, which may contain any words.
         speeds = _SPEED.findall((found[4] or "").rpartition('"')[2])
         speed = int(speeds[-1][0]) * LANE[speeds[-1][1]] * 1e9 / 8 if speeds else 0.0
         key = ends if ends[0] < ends[1] else (ends[1], ends[0])
@@ -147,7 +145,7 @@ class _Fabric:
             raise FormatError(f"{where}: more cables than are read")
 
     def _check_whole(self) -> None:
-        """Every switch and adapter at the end of a cable has a paragraph: a print may be cut."""
+        """Check that every node at the end of a cable has a paragraph, since a print may be cut."""
         for ends in self.cables:
             for node, port in ends:
                 if node.startswith(("S-", "H-")) and node not in self.described:
@@ -165,7 +163,7 @@ class _Fabric:
         return said.split()[0].strip("'")[:80]
 
     def fabric(self) -> Fabric:
-        """Hosts and switches in the order of the print, ports by adapter."""
+        """The hosts and switches in the order of the print, with ports by adapter."""
         switches = [node for node in self.described if node.startswith("S-")]
         place = {node: s for s, node in enumerate(switches)}
         adapters = [
@@ -191,8 +189,8 @@ class _Fabric:
                     key = min(pair), max(pair)
                     trunks[key] = trunks.get(key, 0.0) + speed
                 continue
-            # Two adapters back to back, and routers: cables to none of them are part of a network
-            # of switches.
+            # Two adapters may be joined directly, and there are routers: their cables are not part
+            # of a network of switches.
             host, switch = (one, other) if one[0] in known else (other, one)
             if host[0] in known and switch[0] in place:
                 name = self.described[host[0]].split()[1:2] or [host[0]]
@@ -207,7 +205,7 @@ class _Fabric:
                       [(a, b, speed) for (a, b), speed in trunks.items()])  # fmt: skip
 
     def _names(self, switches: list[str]) -> list[str]:
-        """Descriptions of switches where they are names; identifiers where two have the same."""
+        """Descriptions of switches if they are names; identifiers if two descriptions are equal."""
         said = [self.described[node] for node in switches]
         times = Counter(said)
         return [
@@ -217,6 +215,6 @@ class _Fabric:
 
 
 def _natural(name: str, end: End) -> tuple:
-    """``mlx5_2`` before ``mlx5_10``."""
+    """A sort key that puts ``mlx5_2`` before ``mlx5_10``."""
     parts = re.split(r"([0-9]{1,9})", name[:80])
     return tuple(int(p) if i % 2 else p for i, p in enumerate(parts)), end

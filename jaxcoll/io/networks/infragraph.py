@@ -1,13 +1,13 @@
-"""InfraGraph: devices with components and edges, of which an infrastructure has instances.
+"""InfraGraph: devices with components and edges, and an infrastructure with their instances.
 
 A model (3.x, YAML or JSON) is expanded here, not by its service: the service's graph has one edge
-between two components, and a model may have several, which are parallel links. Components of the
-choice ``xpu`` are ranks, all others vertices that forward. Edges go both ways; the scheme
+between two components, while a model may have several, which are parallel links. Components of the
+choice ``xpu`` are ranks; all others are vertices that forward. Edges go both ways; the scheme
 ``one2one`` joins components in turn, ``many2many`` each with each, ``ring`` each with the next.
 
-Bandwidths are per direction. A link may leave them out: these are arguments. Gigatransfers per
+Bandwidths are per direction. If a link leaves them out, they are arguments. Gigatransfers per
 second depend on the lanes and are refused. YAML needs PyYAML: ``pip install pyyaml``; aliases in it
-are refused, for a few lines of them grow to any size.
+are refused, because a few lines of them can grow to any size.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jaxcoll.topology import Topology
 
 MAX_BYTES = 2**20
 _MOST_VERTICES, _MOST_WIRES, _MOST_NESTED = 2**16, 2**18, 8
-_BANDWIDTH = 25e9  # of a link that says none
+_BANDWIDTH = 25e9  # of a link that does not state one
 _RANK = "xpu"
-_MOST_DEPTH, _MOST_ON_A_LINE = 32, 8  # of brackets, of items that begin
+_MOST_DEPTH, _MOST_ON_A_LINE = 32, 8  # of brackets, and of items that begin
 _PART = re.compile(
     r"([A-Za-z0-9_-]{1,80})(?:\[([0-9]{0,7})(?::([0-9]{0,7}))?(?::([0-9]{1,7}))?\])?"
 )
@@ -38,7 +38,7 @@ _RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9}
 _TIMES = {"ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 _SCHEMES = ("one2one", "many2many", "ring")
 
-Speed = tuple[float | None, float | None]  # seconds and bytes per second, None where not said
+Speed = tuple[float | None, float | None]  # seconds and bytes per second, None if not stated
 Device = dict[str, Any]
 
 
@@ -46,18 +46,18 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     """The network of a model; ranks are its components of the choice ``xpu``, in its order.
 
     Args:
-        alpha, bandwidth: seconds and bytes per second of links that do not say theirs; with a
-            warning 0.7 us and 25 GB/s.
+        alpha, bandwidth: seconds and bytes per second of links that do not state theirs; 0.7 us and
+            25 GB/s, with a warning, if omitted.
 
     Raises:
-        FormatError: another format, names that are not there, devices that hold themselves, more
-            components or edges than are read, ranks that do not reach each other.
-        ModuleNotFoundError: YAML, and there is no PyYAML.
+        FormatError: the format is another one, names are undefined, devices contain themselves,
+            there are more components or edges than are read, or ranks do not reach each other.
+        ModuleNotFoundError: the text is YAML and PyYAML is not installed.
     """
     checks.optional(alpha, checks.nonnegative, "alpha", FormatError)
     checks.optional(bandwidth, checks.positive, "bandwidth", FormatError)
     parsed = _parsed(checks.text(text, "text", FormatError))
-    # The project's own examples have one key above all.
+    # The project's own examples have a single key at the top.
     if isinstance(parsed, dict) and set(parsed) == {"infrastructure"}:
         parsed = parsed["infrastructure"]
     whole = readers.Fields(parsed, "the model")
@@ -66,8 +66,8 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     vertices = list(model.instances())
     if not any(kind == _RANK for _, kind in vertices):
         raise FormatError(f"the model has {len(vertices)} components, of which no {_RANK} is one")
-    # ``Topology`` numbers ranks before switches; a model has them in any order.
-    # Ranks first, each kind in the model's order.
+    # ``Topology`` numbers ranks before switches, while a model has them in any order. Each kind
+    # keeps the model's order.
     ordered = [*(n for n, k in vertices if k == _RANK), *(n for n, k in vertices if k != _RANK)]
     place = {vertex: i for i, vertex in enumerate(ordered)}
     wires: list[Wire] = []
@@ -105,7 +105,8 @@ def _parsed(text: str) -> object:
     _check_depth(text)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        # Twice over the text: the loader itself would expand aliases before anyone could refuse.
+        # The text is parsed twice, because the loader itself would expand aliases before they are
+        # refused.
         for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 line = event.start_mark.line + 1
@@ -115,7 +116,7 @@ def _parsed(text: str) -> object:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise FormatError(f"{where}not YAML: {shown(' '.join(str(error).split()))}") from None
-    # PyYAML's constructors of dates, numbers and keys raise whatever Python does.
+    # PyYAML's constructors of dates, numbers and keys raise any error of Python.
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError) as error:
         if isinstance(error, FormatError):
             raise
@@ -123,7 +124,7 @@ def _parsed(text: str) -> object:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse what nests deeper than any model: PyYAML takes quadratic time or its stack for it."""
+    """Refuse text nested deeper than any model: PyYAML needs quadratic time or its stack for it."""
     depth = 0
     for match in re.finditer(r"[\[\]{}]", text):
         depth += (match[0] in "[{") - (match[0] in "]}")
@@ -204,7 +205,7 @@ class _Model:
             for side in ("ep1", "ep2"):
                 end = readers.Fields(edge.take(side, lambda value, _: value), f"{where}.{side}")
                 path = end.take("component", readers.text)
-                outer = end.optional("device", readers.text)  # a component that is a device
+                outer = end.optional("device", readers.text)  # a component that is itself a device
                 path = path if outer is None else f"{outer}.{path}"
                 ends.append([f"{prefix}.{each}" for each in self._expanded(device, path, where)])
             yield from self._joined(edge, ends, own["links"] | self.links, where)
@@ -233,7 +234,7 @@ class _Model:
                 raise FormatError(f"{where}: {glimpse(path)} names no component of {named(device)}")
             count, _ = parts[match[1]]
             indices = _indices(match, count, where)
-            # Before they are listed: eight brackets of a thousand would be 10^24 names.
+            # Checked before they are listed: eight brackets of a thousand would give 10^24 names.
             if len(names) * len(indices) > _MOST_VERTICES:
                 raise FormatError(f"{where}: more than {_MOST_VERTICES} components")
             names = [f"{name}.{match[1]}.{i}" for name in names for i in indices]
@@ -251,11 +252,11 @@ class _Model:
             raise FormatError(f"{where}.link: there is no link {glimpse(link)}")
         a, b = ends
         if scheme == "ring":
-            # Both ends may name the same components, each of which stands in the ring once.
+            # Both ends may name the same components, each of which is in the ring once.
             both = list(dict.fromkeys([*a, *b]))
             pairs = zip(both, [*both[1:], *both[:1]], strict=True)
         else:
-            # one2one: in turn, as far as both ends have components.
+            # one2one pairs them in turn, as far as both ends have components.
             pairs = itertools.product(a, b) if scheme == "many2many" else zip(a, b, strict=False)
         for one, other in pairs:
             if one != other:
@@ -283,7 +284,7 @@ def _links(fields: readers.Fields, key: str) -> dict[str, Speed]:
             said = physical and physical.optional(what, lambda v, at: readers.Fields(v, at))
             if said:
                 known = [unit for unit in units if said.left.get(unit) is not None]
-                # Gigatransfers per second are among the rest: bytes of them depend on the lanes.
+                # Gigatransfers per second are also refused here: their bytes depend on the lanes.
                 if len(known) != 1:
                     raise FormatError(f"{said.where} is in one of {', '.join(units)}, got {known}")
                 number = said.take(known[0], readers.number)
@@ -296,7 +297,7 @@ def _links(fields: readers.Fields, key: str) -> dict[str, Speed]:
 
 
 def _indices(match: re.Match[str], count: int, where: str) -> range:
-    """What ``[2]``, ``[0:4]`` or nothing selects of ``count``."""
+    """The indices that ``[2]``, ``[0:4]`` or nothing selects among ``count``."""
     start, stop, step = match[2], match[3], match[4]
     if start is None:
         return range(count)
@@ -317,4 +318,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)
+    return load_text(path, loads, max_bytes, alpha=alpha, bandwidth=bandwidth)

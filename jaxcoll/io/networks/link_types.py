@@ -1,10 +1,10 @@
-"""What links of GPU hosts carry, by kind: nominal, and as NCCL plans with them.
+"""The speeds of links in GPU hosts, by kind: nominal, and as NCCL plans with them.
 
-Bytes per second and direction. Nominal figures are of data sheets; NCCL's are constants of its
-topology code (2.30, ``topo.h``) and of RCCL's, which are what its own searches rest on. For an H100
-with 18 NVLinks they are 450 and 370.8 GB/s. No file of NCCL's states a latency: ``ALPHA``,
-``PCIE_ALPHA`` and ``NETWORK_ALPHA`` are this library's, in seconds per hop. ``wired`` is the
-network of such links, each of which carries as much either way.
+Speeds are bytes per second and direction. Nominal figures come from data sheets; NCCL's are
+constants of its topology code (2.30, ``topo.h``) and of RCCL's, on which its own searches are
+based. For an H100 with 18 NVLinks they are 450 and 370.8 GB/s. No file of NCCL's states a latency:
+``ALPHA``, ``PCIE_ALPHA`` and ``NETWORK_ALPHA`` are this library's, in seconds per hop. ``wired``
+builds the network of such links, each of which is equally fast in both directions.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 COLUMNS = ("nominal", "nccl")
-# Guesses, of which every network that is read warns: NVLink as TE-CCL has it for the NDv2, a
-# hop over PCIe and its bridge, and a NIC with the switches behind it.
+# Guesses, about which every network that is read warns: NVLink as in TE-CCL for the NDv2, a hop
+# over PCIe and its bridge, and a NIC with the switches behind it.
 ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
 
 
-# The first compute capability whose NVSwitches copy and add (NVLS): Hopper's, by NVIDIA's
+# The first compute capability whose NVSwitches copy and add (NVLS): that of Hopper, from NVIDIA's
 # documentation of NCCL, ``NCCL_NVLS_ENABLE``.
 NVLS = 90
 
@@ -37,32 +37,32 @@ class Speed(NamedTuple):
     nccl: float
 
     def by(self, column: str) -> float:
-        """One of them.
+        """The speed in one of the columns.
 
         Raises:
-            TopologyError: another column.
+            TopologyError: the column is unknown.
         """
         return getattr(self, checks.choice(column, COLUMNS, "speeds", TopologyError))
 
 
-# Of one NVLink, by the first compute capability that has it.
+# Speeds of one NVLink, by the first compute capability that has it.
 NVLINK: Mapping[int, Speed] = {
     60: Speed(20e9, 18e9),
     70: Speed(25e9, 20e9),
-    # NCCL has these for 86 alone (the A40), so 87 is an A100's speed.
+    # NCCL has these for 86 only (the A40), so 87 has an A100's speed.
     86: Speed(14.0625e9, 12e9),
     87: Speed(25e9, 20e9),
     90: Speed(25e9, 20.6e9),
     100: Speed(50e9, 40.1e9),
 }
-# Of one Infinity Fabric link between AMD GPUs, by the beginning of their architecture's name.
+# Speeds of one Infinity Fabric link between AMD GPUs, by the beginning of the architecture's name.
 XGMI: Mapping[str, Speed] = {
     "908": Speed(23e9, 24e9),
     "90": Speed(50e9, 36e9),
     "94": Speed(64e9, 48e9),
     "95": Speed(76.8e9, 48e9),
 }
-# Of one lane of PCIe, by gigatransfers per second: nominal after the line code.
+# Speeds of one lane of PCIe, by gigatransfers per second: nominal after the line code.
 PCIE_LANE: Mapping[float, Speed] = {
     2.5: Speed(0.25e9, 15 / 80 * 1e9),
     5.0: Speed(0.5e9, 30 / 80 * 1e9),
@@ -73,8 +73,8 @@ PCIE_LANE: Mapping[float, Speed] = {
 }
 # Gigatransfers per second of a GPU's own slot, by the first compute capability that has it.
 SLOT: Mapping[int, float] = {60: 8.0, 80: 16.0, 90: 32.0, 103: 64.0}
-# Between two sockets, by vendor and the first model that has it; nominal: the links of a usual
-# pair (two or three UPI, four Infinity Fabric).
+# Speeds between two sockets, by vendor and the first model that has it; nominal: the links of a
+# usual pair (two or three UPI, four Infinity Fabric).
 SOCKETS: Mapping[tuple[str, int], Speed] = {
     ("GenuineIntel", 0): Speed(19.2e9, 6e9),
     ("GenuineIntel", 0x55): Speed(31.2e9, 10e9),
@@ -87,7 +87,7 @@ SOCKETS: Mapping[tuple[str, int], Speed] = {
 
 
 def nvlink(sm: int) -> Speed:
-    """Of one NVLink of a GPU of a compute capability."""
+    """The speed of one NVLink of a GPU with a compute capability."""
     return NVLINK[max((first for first in NVLINK if first <= sm), default=60)]
 
 
@@ -97,7 +97,7 @@ def slot(sm: int) -> float:
 
 
 def xgmi(architecture: str) -> Speed | None:
-    """Of one link between AMD GPUs; None for one that is not in the table."""
+    """The speed of one link between AMD GPUs; None if it is not in the table."""
     name = architecture.lower().removeprefix("gfx")
     found = [first for first in XGMI if name.startswith(first)]
     # RCCL once wrote gfx90a as 910.
@@ -105,7 +105,7 @@ def xgmi(architecture: str) -> Speed | None:
 
 
 def sockets(vendor: str, model: int) -> Speed:
-    """Between two sockets of a host."""
+    """The speed between two sockets of a host."""
     known = [key for key in SOCKETS if key[0] == vendor and key[1] <= model]
     return SOCKETS[max(known)] if known else SOCKETS["GenuineIntel", 0x8F]
 
@@ -120,11 +120,11 @@ def wired(
     name: str,
     able: Sequence[int] = (),
 ) -> Topology:
-    """The network of wires, every one of which is a link in both directions.
+    """The network of wires, each of which is a link in both directions.
 
     Args:
-        ranks: vertices that are ranks, the first ones.
-        names: of all vertices.
+        ranks: number of vertices that are ranks, which are the first ones.
+        names: names of all vertices.
         able: switches that copy and add.
     """
     a, b, alpha, speed = map(np.asarray, zip(*wires, strict=True)) if wires else [np.zeros(0)] * 4

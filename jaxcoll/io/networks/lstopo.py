@@ -1,9 +1,9 @@
 """hwloc's XML of a machine, ``lstopo topology.xml``: sockets, PCIe, GPUs and network cards.
 
-The file is brought into the form of NCCL's topology, whose network it then is (``nccl_topology``).
-It says where GPUs and cards are plugged in, and the speed of each slot. NVLink and xgmi it has as
-matrices of megabytes per second where hwloc was built with the vendors' libraries, and not
-otherwise; the GPUs' kind only then, too, or in the name of the device.
+The file is converted to the form of NCCL's topology, which then gives the network
+(``nccl_topology``). It states where GPUs and cards are plugged in, and the speed of each slot. If
+hwloc was built with the vendors' libraries, it also has NVLink and xgmi, as matrices of megabytes
+per second, and the kind of the GPUs; otherwise the kind may be in the name of the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxcoll.devices import words_of
+from jaxcoll.device_kinds import words_of
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io import xml
 from jaxcoll.io.files import load_text
@@ -28,7 +28,7 @@ KINDS = (*nvidia_smi.LINKS, *amd_smi.KINDS)
 _TEXT = frozenset(("indexes", "u64values", "userdata", "support"))
 _NVIDIA, _AMD = "10de", "1002"
 _SWITCH, _EVERYWHERE = "0x068000", "fffffff:ffff:ff"
-# Of PCI classes the display, 3D and processing devices are GPUs; the network ones, cards.
+# Of PCI classes, the display, 3D and processing devices are GPUs, and the network ones are cards.
 _GPU_CLASSES, _NIC_CLASSES = ("0300", "0302", "0380", "1200"), ("0200", "0207")
 _PCI_TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\]")
 _BUS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
@@ -37,8 +37,8 @@ _MATRIX = ("distances2", "distances2hetero")
 _MOST_IN_MATRIX = 512
 # Megabytes per second of one NVLink, as drivers state them.
 _NVLINKS = (14_062, 20_000, 25_000, 25_781, 26_562, 50_000, 53_125)
-# Kinds whose NVLinks end in NVSwitches in all hosts of theirs, and whose xgmi joins all pairs;
-# cards of the same generation on PCIe say so in their names.
+# Kinds whose NVLinks end in NVSwitches in all their hosts, and whose xgmi joins all pairs; cards of
+# the same generation on PCIe have names that say so.
 _SWITCHED = ("a100", "a800", "h100", "h200", "h20", "h800", "b200", "b300", "gb200")
 _MESHED = ("mi300x", "mi325x", "mi350x", "mi355x", "mi300a")
 _ON_PCIE = frozenset(("pcie", "nvl"))
@@ -56,18 +56,19 @@ def loads(
 
     Args:
         text: XML of hwloc 2 or newer.
-        gpu: the kind of GPU, a name in ``KINDS``; by the names of the devices when None.
-        hosts: equal hosts, joined by one switch that their network cards are linked to.
+        gpu: the kind of GPU, a name in ``KINDS``; taken from the names of the devices when None.
+        hosts: number of equal hosts, joined by one switch that their network cards are linked to.
         network: bytes per second and direction of a card; 50e9 (400 Gbit/s) when None.
         speeds: the column of ``link_types``: ``nominal``, or ``nccl``.
 
     Warns:
-        AssumptionWarning: each number that neither the file nor an argument gives.
+        AssumptionWarning: for each number that neither the file nor an argument gives.
 
     Raises:
-        FormatError: see ``jaxcoll.io.xml``; XML of hwloc 1; no GPU of NVIDIA or AMD, or none whose
-            kind is known; matrices of another size.
-        TopologyError: numbers out of range, several hosts without cards, GPUs that nothing joins.
+        FormatError: see ``jaxcoll.io.xml``; the XML is of hwloc 1; there is no GPU of NVIDIA or
+            AMD, or its kind is unknown; or matrices have another size.
+        TopologyError: numbers are out of range, several hosts have no cards, or GPUs are not
+            connected.
     """
     checks.optional(gpu, checks.choice, KINDS, "gpu", TopologyError)
     checks.optional(network, checks.positive, "network", TopologyError)
@@ -90,11 +91,7 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
-
-    return load_text(path, read, max_bytes)
+    return load_text(path, loads, max_bytes, gpu=gpu, hosts=hosts, network=network, speeds=speeds)
 
 
 class _Machine:
@@ -107,7 +104,7 @@ class _Machine:
                 f"{root.place}: XML of hwloc {shown(version)}; give that of lstopo 2.0 or newer"
             )
         self.root, self.kind, self.pcie_alone = root, kind, False
-        self.bus_of: dict[str, str] = {}  # of a GPU or NVSwitch, by number of it or its OSDev
+        self.bus_of: dict[str, str] = {}  # of a GPU or NVSwitch, by its number or its OSDev's
         self.gpus: list[str] = []
         self.cards = 0
 
@@ -137,19 +134,19 @@ class _Machine:
                 inside.setdefault(number, (said, []))[1].extend(self._pci(each, 0))
                 continue
             socket = each if kind == "Package" else socket
-            # Popped from the end, so reversed: GPUs are numbered as they stand in the file.
+            # Popped from the end, so reversed: GPUs are numbered in the order of the file.
             stack += [(o, socket) for o in reversed(tuple(each.each("object")))]
         return (found for found in inside.values() if found[1])
 
     def _pci(self, each: Element, depth: int) -> Iterator[Element]:
-        """A bridge or device as NCCL writes it, if a GPU or card is below."""
+        """A bridge or device as NCCL writes it, if there is a GPU or card below it."""
         kind, said = each.said.get("type"), each.said
         if kind == "Bridge":
             below = [
                 found for o in each.each("object") if o.said.get("type") in ("Bridge", "PCIDev")
                 for found in self._pci(o, depth + 1)
             ]  # fmt: skip
-            # The bridge of a host stands for its processor. Others have a bus of their own.
+            # The bridge of a host stands for its processor. Other bridges have a bus of their own.
             if said.get("bridge_type", "0-1").startswith("0"):
                 yield from below
             elif below:
@@ -184,7 +181,7 @@ class _Machine:
                 self.cards += 1
 
     def _gpu(self, each: Element, number: str) -> dict[str, str]:
-        """The attributes of a GPU; its kind by the names in the file, unless it was stated."""
+        """The attributes of a GPU; its kind is stated, or told by the names in the file."""
         said = " ".join(
             info.said.get("value", "")
             for named in (each, *each.each("object"))
@@ -192,7 +189,7 @@ class _Machine:
             if info.said.get("name") in ("GPUModel", "PCIDevice", "CUDADeviceName")
         )
         words = words_of(f"{said} {each.said.get('name', '')}")
-        # Of b200 and gb200 the longer name is the more special.
+        # For b200 and gb200 the longer name is the more specific one.
         found = [kind for kind in KINDS if words_of(kind) <= words]
         if self.kind is None and not found:
             where = shown(said) if said else "a GPU without a name"
@@ -204,7 +201,7 @@ class _Machine:
         self.pcie_alone |= bool(words & _ON_PCIE)
         attributes = {"dev": number, "rank": number}
         if self.kind in amd_smi.KINDS:
-            # The capability only says the generation of the slot.
+            # The capability only tells the generation of the slot.
             architecture, slot, _ = amd_smi.KINDS[self.kind]
             return attributes | {"gcn": f"gfx{architecture}", "sm": "90" if slot > 16 else "80"}
         return attributes | {"sm": str(nvidia_smi.LINKS[self.kind][0])}
@@ -224,7 +221,7 @@ class _Machine:
         return self._usual()
 
     def _matrix(self, each: Element) -> dict[tuple[str, str], int]:
-        """A matrix by the buses of its rows and columns."""
+        """The cells of a matrix, by the buses of their rows and columns."""
         if each.said.get("indexing", "gp") != "gp":
             return {}
         size = each.integer("nbobjs", 1, _MOST_IN_MATRIX)
@@ -236,7 +233,7 @@ class _Machine:
                 f"{each.place}: expected {size} indexes and {size * size} numbers, got "
                 f"{len(names)} and {len(values)}"
             )
-        # Of several types "PCIDev:12", of one type the number alone.
+        # With several types a name is "PCIDev:12", with one type only the number.
         buses = [self.bus_of.get(name.rpartition(":")[2], "") for name in names]
         return {
             (a, b): int(values[i * size + j])
@@ -259,18 +256,18 @@ class _Machine:
         return links
 
     def _count(self, speed: int) -> int:
-        """How many links carry so many megabytes per second; of xgmi, those of the kind."""
+        """The number of links with a sum of megabytes per second; for xgmi, links of the kind."""
         if self.kind in amd_smi.KINDS:
             return amd_smi.KINDS[str(self.kind)][2]
         usual = link_types.nvlink(nvidia_smi.LINKS[str(self.kind)][0]).nominal / 1e6
-        # Drivers state the raw rate or the nominal one, of which that is right by which the number
-        # is the nearest to a whole one.
+        # Drivers state the raw rate or the nominal one; the rate that gives the number closest to
+        # an integer is the right one.
         near = [each for each in _NVLINKS if abs(each / usual - 1) < 0.1] or [usual]
         one = min(near, key=lambda each: abs(speed / each - round(speed / each)))
         return min(max(round(speed / one), 1), 64)
 
     def _usual(self) -> dict[str, list[Element]]:
-        """The links that GPUs of a kind always have, where hwloc was built without its library."""
+        """The links that GPUs of a kind always have, if hwloc was built without its library."""
         kind, links = str(self.kind), dict[str, list[Element]]()
         if len(self.gpus) < 2 or self.pcie_alone:
             return links
@@ -305,7 +302,7 @@ class _Machine:
     def _with(
         self, elements: list[Element], links: Mapping[str, list[Element]]
     ) -> Iterator[Element]:
-        """The elements with the links of GPUs in them."""
+        """The elements with the links of GPUs added to them."""
         for each in elements:
             inside = list(self._with(list(each.children), links))
             if each.tag == "pci" and inside and inside[0].tag == "gpu":

@@ -1,10 +1,11 @@
 """NCCL's topology XML: the hosts that ``NCCL_TOPO_DUMP_FILE`` describes.
 
-``system > cpu > pci > (gpu | nic > net)``, with bridges as nested ``pci``. A ``gpu`` lists its
-NVLinks (``nvlink``, of AMD ``xgmi``): to other GPUs by their bus, or to each NVSwitch that it sees,
-which NCCL takes for one switch and so does ``topology``. Version 1 is NCCL's, 2 RCCL's. A dump has
-one host, or those of a rack that one NVLink domain joins, told apart by ``host_hash``: buses,
-numbers of devices and names repeat from host to host, ranks do not.
+The structure is ``system > cpu > pci > (gpu | nic > net)``, with bridges as nested ``pci``. A
+``gpu`` lists its NVLinks (``nvlink``; ``xgmi`` for AMD): to other GPUs by their bus, or to each
+NVSwitch that it sees. NCCL treats these as one switch, and so does ``topology``. Version 1 is
+NCCL's, version 2 RCCL's. A dump has one host, or the hosts of a rack that one NVLink domain joins,
+distinguished by ``host_hash``: buses, numbers of devices and names repeat from host to host, but
+ranks do not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from jaxcoll.numerics import checks
 MAX_BYTES = 2**26
 _MOST_GPUS, _MOST_LINKS = 2**12, 2**10
 # The class of an NVSwitch, and the bus that NCCL gives to the switches of a rack or of a virtual
-# machine, which have none that a host sees.
+# machine, which have no bus that a host can see.
 _SWITCH, _EVERYWHERE = "0x068000", "fffffff:ff"
-# Mbit/s, ten times what a port has: RCCL's collection of topologies has kbit/s in some files.
+# Mbit/s, ten times the speed of a port: RCCL's collection of topologies has kbit/s in some files.
 _TOO_FAST = 10**7
 _BUS = re.compile(r"[0-9a-fA-F]{1,8}(:[0-9a-fA-F]{1,4}){1,3}(\.[0-9a-fA-F])?")
 
@@ -35,12 +36,12 @@ class Gpu:
     """A GPU of a host.
 
     Attributes:
-        host: place of its host in the file.
-        rank: in the communicator, -1 if it is not in one.
-        device: of its host.
+        host: number of its host in the file.
+        rank: rank in the communicator, -1 if it is not in one.
+        device: number in its host.
         bus: PCI address.
         sm: compute capability, 90 for an H100.
-        architecture: of AMD GPUs, such as ``942``; empty for others.
+        architecture: for AMD GPUs, such as ``942``; empty for others.
         links: targets and counts of its NVLinks or xgmi, and the class of the target.
         c2c: bytes per second to its own CPU, 0 for none.
         above: the elements from its slot up to its CPU.
@@ -59,7 +60,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nic:
-    """A port of a network card: ``speed`` in bytes per second (0: not said), ``latency`` in s."""
+    """A port of a network card: ``speed`` in B/s (0 if not stated), ``latency`` in seconds."""
 
     host: int
     name: str
@@ -70,7 +71,7 @@ class Nic:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """The hosts of a file, with their GPUs by rank, and all of the file as elements."""
+    """The hosts of a file, with their GPUs by rank, and the whole file as elements."""
 
     root: Element
     hosts: int
@@ -82,9 +83,9 @@ def loads(text: str) -> System:
     """The hosts of XML text.
 
     Raises:
-        FormatError: see ``jaxcoll.io.xml``; another version; a skeleton without GPUs, which NCCL
-            itself completes; GPUs that repeat a rank or bus; attributes that are missing or no
-            numbers; with line and element.
+        FormatError: see ``jaxcoll.io.xml``; or the version is another one, the file is a skeleton
+            without GPUs, which NCCL itself completes, GPUs repeat a rank or bus, or attributes are
+            missing or not numbers; the error names line and element.
     """
     return of_element(xml.parsed(text, "system"))
 
@@ -114,7 +115,7 @@ def of_element(root: Element) -> System:
     hosts: dict[str, int] = {}
     gpus: list[Gpu] = []
     nics: list[Nic] = []
-    # Older files have no host_hash, and one host.
+    # Older files have no host_hash, and only one host.
     for cpu in root.each("cpu"):
         host = hosts.setdefault(cpu.said.get("host_hash", ""), len(hosts))
         for each, above in _slots(cpu, (cpu,)):
@@ -129,8 +130,7 @@ def of_element(root: Element) -> System:
         )
     if len(gpus) > _MOST_GPUS:
         raise FormatError(f"{len(gpus)} GPUs; at most {_MOST_GPUS} are read")
-    # A dump lists all GPUs of a host, also those of no rank; before ranks were written, none has
-    # one.
+    # A dump lists all GPUs of a host, even those without a rank; in older dumps no GPU has a rank.
     kept = [gpu for gpu in gpus if gpu.rank >= 0] or gpus
     ranks = [gpu.rank for gpu in kept if gpu.rank >= 0]
     if len(set(ranks)) < len(ranks):
@@ -160,7 +160,7 @@ def _gpu(each: Element, above: tuple[Element, ...], host: int) -> Gpu:
             raise FormatError(f"{link.place}: target must be a PCI bus, got {shown(target)}")
         count = link.integer("count", 1, _MOST_LINKS)
         links.append((target, count, link.said.get("tclass", "").lower()))
-    # MB/s, Mbit/s and us are the file's units, without a word in it.
+    # The file's units are MB/s, Mbit/s and us, although it does not state them.
     c2c = sum(
         link.number("bw") * 1e6 * link.integer("count", 1, _MOST_LINKS) for link in each.each("c2c")
     )
@@ -179,7 +179,7 @@ def _gpu(each: Element, above: tuple[Element, ...], host: int) -> Gpu:
 
 
 def _ports(nic: Element, above: tuple[Element, ...], host: int) -> Iterator[Nic]:
-    """The ports of a card, once each: those that offer collectives are listed again."""
+    """The ports of a card, once each: those that offer collectives are listed twice."""
     seen: set[str] = set()
     for net in nic.each("net"):
         name = f"{net.text('name')} port {net.said.get('port', '1')}"
@@ -198,7 +198,7 @@ def _ports(nic: Element, above: tuple[Element, ...], host: int) -> Iterator[Nic]
 
 
 def is_switch(link: tuple[str, int, str], buses: frozenset[str]) -> bool:
-    """Whether a link ends in an NVSwitch: by its class, or a bus that is nobody's."""
+    """Whether a link ends in an NVSwitch, by its class, or because no GPU has the bus."""
     target, _, kind = link
     return target not in buses and (kind in ("", _SWITCH) or target.startswith(_EVERYWHERE))
 

@@ -1,13 +1,14 @@
-"""NCCL's topology XML, as ``NCCL_TOPO_DUMP_FILE`` writes it, as a network: a rank per GPU.
+"""The network in NCCL's topology XML, as ``NCCL_TOPO_DUMP_FILE`` writes it: a rank per GPU.
 
-``nccl_hosts`` reads and writes the file, and its names are here, too; ``topology`` is the network.
-
-NVLinks and xgmi first: direct ones join two GPUs; all switches that a host's GPUs see are one, as
-in NCCL, and those of a rack are one for all its hosts. Where they do not reach every GPU of a host,
-the tree of its PCIe bridges and sockets is added. NVSwitches copy and add for GPUs of compute
-capability 9.0 and newer; what switches of the network do, the file does not say. Of several hosts
-every port of a network card is a vertex between the GPUs that it is nearest to and the switch of
+``nccl_hosts`` reads and writes the file, and its names are also available here; ``topology`` makes
 the network.
+
+NVLinks and xgmi come first. Direct links join two GPUs; all switches that a host's GPUs see become
+one, as in NCCL, and those of a rack become one for all its hosts. If they do not reach every GPU of
+a host, the tree of its PCIe bridges and sockets is added. NVSwitches copy and add for GPUs of
+compute capability 9.0 and newer; the file does not tell whether switches of the network do. With
+several hosts every port of a network card is a vertex between the GPUs nearest to it and the switch
+of the network.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from jaxcoll.topology import Topology
 __all__ = ["Gpu", "Nic", "System", "dumps", "load", "loads", "save", "topology"]
 
 _MOST_HOSTS, _MOST_RANKS = 4096, 2**15
-_TEN_GIGABIT = 1.25e9  # what NCCL takes for a card that does not say its speed
+_TEN_GIGABIT = 1.25e9  # NCCL's assumption for a card that does not state its speed
 _TRANSFERS = re.compile(r"([0-9]{1,3}(?:\.[0-9])?)\s*GT/s")
 
 
@@ -51,21 +52,21 @@ def topology(
     """The network of a file's hosts, or of several equal ones; a rank per GPU, host by host.
 
     Args:
-        system: what ``load`` read.
-        hosts: equal hosts, joined by one switch that their network cards are linked to; a file
-            with several hosts has its own.
+        system: the result of ``load``.
+        hosts: number of equal hosts, joined by one switch that their network cards are linked to; a
+            file with several hosts has its own number.
         speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for the figures that NCCL's
             searches use (450 or 370.8 GB/s for an H100's NVLinks).
         network: bytes per second and direction of a port, instead of the file's.
 
     Warns:
-        AssumptionWarning: each number that the file does not say; PCIe links that are slower than
-            the devices behind them and are not believed.
+        AssumptionWarning: for each number that the file does not state, and for PCIe links that are
+            ignored because they are slower than the devices behind them.
 
     Raises:
-        TopologyError: numbers out of range; several hosts without network cards or in a file that
-            has several already; GPUs that nothing joins.
-        FormatError: links that end nowhere, or whose other end counts otherwise.
+        TopologyError: numbers are out of range; several hosts have no network cards, or are asked
+            for although the file already has several; or GPUs are not connected.
+        FormatError: links end nowhere, or their two ends have different counts.
     """
     checks.instance(system, System, "system", TopologyError)
     hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=_MOST_HOSTS)
@@ -86,9 +87,10 @@ def topology(
 
 @dataclasses.dataclass
 class _Builder:
-    """Vertices and wires of the hosts, those of a single one ``hosts`` times.
+    """Vertices and wires of the hosts; a single host is copied ``hosts`` times.
 
-    Vertices are numbered as they come: copies of the file's GPUs first, host by host.
+    Vertices are numbered in the order in which they are made: copies of the file's GPUs first, host
+    by host.
     """
 
     system: System
@@ -121,9 +123,9 @@ class _Builder:
     # ------------------------------------------------------------------ NVLink, xgmi
 
     def fabric(self) -> None:
-        """Direct links between GPUs, and a switch for those that end in switches."""
-        # Buses repeat from host to host, so a GPU is found by both. ``buses`` are of all hosts: a
-        # target that is the bus of any GPU cannot be a switch.
+        """Add direct links between GPUs, and a switch for those that end in switches."""
+        # Buses repeat from host to host, so a GPU is found by host and bus. ``buses`` are of all
+        # hosts: a target that is the bus of any GPU cannot be a switch.
         place = {(gpu.host, gpu.bus): g for g, gpu in enumerate(self.gpus)}
         buses = frozenset(gpu.bus for gpu in self.gpus)
         direct: dict[tuple[int, int], int] = {}
@@ -143,9 +145,9 @@ class _Builder:
                     self._note(f"links to {target}, no GPU of the file, are left out")
             if up:
                 whole = any(is_everywhere(link) for link in gpu.links) and self.system.hosts > 1
-                # Parts of one GPU (mlopart) list the links of all of it.
+                # Parts of one GPU (mlopart) each list the links of the whole GPU.
                 switched[None if whole else gpu.host].append((g, up * lane / sharing[g]))
-        # A wire is a row at each of its ends: one without the other is a file that was cut or
+        # A wire is a row at each of its ends; if one of them is missing, the file was cut or
         # edited.
         for (a, b), count in direct.items():
             if direct.get((b, a)) != count:
@@ -159,8 +161,8 @@ class _Builder:
                 for (a, b), count in direct.items()
                 if a < b
             ]
-            # One switch, as in NCCL, however many a host has: every GPU is linked to each of them,
-            # so between two GPUs all together carry what the GPU's own links do.
+            # One switch, as in NCCL, for any number in a host: every GPU is linked to each of them,
+            # so all together carry between two GPUs what the GPU's own links carry.
             for host, ends in switched.items():
                 name = "rack" if host is None else f"host {h if self.hosts > 1 else host}"
                 switch = self.vertex(f"{name} NVSwitch")
@@ -185,7 +187,7 @@ class _Builder:
     # ------------------------------------------------------------------ PCIe
 
     def reach_all(self) -> None:
-        """The tree of bridges and sockets, for hosts whose GPUs are in several parts without it."""
+        """Add the tree of bridges and sockets for hosts whose GPUs are otherwise not connected."""
         for host in range(self.system.hosts):
             mine = [g for g, gpu in enumerate(self.gpus) if gpu.host == host]
             part = self._parts()
@@ -194,12 +196,13 @@ class _Builder:
                     self._tree(host, mine, first, h if self.hosts > 1 else host)
 
     def _tree(self, host: int, mine: Sequence[int], first: int, number: int) -> None:
-        """Every bridge with two or more ways down, and the sockets, joined to each other.
+        """Add every bridge with two or more ways down, and the sockets, joined to each other.
 
-        Of GPUs 0 and 1 behind bridge A, GPU 2 behind bridge B, and both behind socket 0: A and the
-        socket are vertices, B joins nothing and is a part of the way from GPU 2 to the socket.
+        Example: GPUs 0 and 1 are behind bridge A, GPU 2 behind bridge B, and both bridges behind
+        socket 0. A and the socket are vertices; B joins nothing and is a part of the way from GPU 2
+        to the socket.
         """
-        # By identity: Element compares by content, and equal bridges are several.
+        # By identity, because Element compares by content, and equal bridges are several.
         below: defaultdict[int, set[int]] = defaultdict(set)
         for g in mine:
             for element in self.gpus[g].above:
@@ -221,10 +224,11 @@ class _Builder:
                 self.wires.append((at, vertices[id(element)], PCIE_ALPHA, speed))
                 at = vertices[id(element)]
                 if known:
-                    break  # from here up the wires are those of a GPU before
+                    break  # from here up, an earlier GPU has added the wires
                 if is_top:
                     top[at] = element
-                # Virtual bridges report the speed of no link: the one behind is taken instead.
+                # Virtual bridges do not report the speed of a link, so that of the next one is
+                # used.
                 said = self._pcie(element)
                 if said and said < speed / 2:
                     bus = element.said.get("busid", "no bus")
@@ -242,22 +246,21 @@ class _Builder:
             self._note("sockets are joined at the speed of their vendor's table")
 
     def _pcie(self, element: Element) -> float:
-        """Bytes per second of the link above a PCI device; 0 where the file does not say it."""
+        """Bytes per second of the link above a PCI device; 0 if the file does not state it."""
         found = _TRANSFERS.match(element.said.get("link_speed", ""))
         lanes = element.said.get("link_width", "")
-        # "Unknown", and a width of 0, are what virtual machines write; NCCL takes them for Gen3
-        # x16.
+        # Virtual machines write "Unknown" and a width of 0, which NCCL treats as Gen3 x16.
         lane = link_types.PCIE_LANE.get(float(found[1])) if found else None
         if lane is None or not lanes.isdigit() or not 1 <= int(lanes) <= 32:
             return 0.0
         return lane.by(self.speeds) * int(lanes)
 
     def _slot(self, above: Sequence[Element], sm: int) -> float:
-        """Of a GPU's slot: the file's, or its generation's where that cannot be true."""
+        """The speed of a GPU's slot: the file's, or its generation's if that cannot be true."""
         usual = link_types.PCIE_LANE[link_types.slot(sm)].by(self.speeds) * 16
         said = self._pcie(above[0])
-        # Root ports of virtual machines say 2.5 GT/s x1, 0.25 of 63 GB/s. A slot of fewer lanes or
-        # an older generation than the GPU's, by a half or a quarter, is real and believed.
+        # Root ports of virtual machines state 2.5 GT/s x1, 0.25 of 63 GB/s. A slot with fewer lanes
+        # or of an older generation than the GPU's, by a half or a quarter, is real and accepted.
         if said < usual / 8:
             bus = above[0].said.get("busid", "no bus")
             what = f"{said / 1e9:.3g} GB/s of" if said else "no speed for"
@@ -268,7 +271,7 @@ class _Builder:
     # ------------------------------------------------------------------ several hosts
 
     def join_hosts(self) -> None:
-        """Ports of network cards, the GPUs that are nearest to each, and the network's switch."""
+        """Add ports of network cards, their links to the nearest GPUs, and the network's switch."""
         ports = self.system.nics
         for host in range(self.system.hosts):
             part = self._parts()
@@ -290,7 +293,7 @@ class _Builder:
                         used[n] = self.vertex(f"host {host} {nic.name}")
                         alpha = NETWORK_ALPHA + nic.latency
                         self.wires.append((used[n], network, alpha, self._port(nic)))
-                    # The slower of both slots; a GPU that shares only the CPU with the card may
+                    # The slower of both slots. A GPU that shares only the CPU with the card may
                     # reach it over c2c. A card whose slot is slower than its port is not believed.
                     speed = self._slot(gpu.above, gpu.sm)
                     bridges = {id(element) for element in nic.above if element.tag == "pci"}
@@ -324,7 +327,7 @@ class _Builder:
             self.assumed.append(text)
 
     def say_what_is_assumed(self) -> None:
-        """One warning of all that the file does not say."""
+        """Give one warning about everything that the file does not state."""
         for kind, speeds in sorted(self.links.items()):
             self._note(f"one {kind} has {' or '.join(sorted(speeds))} GB/s ({self.speeds})")
         alphas = [f"{alpha * 1e6:g}" for alpha in (ALPHA, PCIE_ALPHA, NETWORK_ALPHA)]
@@ -347,6 +350,6 @@ class _Builder:
         return wired(self.ranks, self.names, self.wires, name, self.able)
 
     def _parts(self) -> np.ndarray:
-        """Of each vertex the least that wires join it to."""
+        """For each vertex, the least vertex that wires join it to."""
         ends = np.asarray([wire[:2] for wire in self.wires], np.int64).reshape(-1, 2)
         return components(len(self.names), *ends.T)

@@ -1,13 +1,14 @@
 """Topology files of ns-3 simulators: SimAI's, and those of HPCC and ASTRA-sim.
 
-The first line counts; switches follow by number, then cables with rate, delay and error rate::
+The first line has counts; the numbers of switches follow, then cables with rate, delay and error
+rate::
 
     8 4 1 2 9 H100            # vertices, GPUs of a server, NVSwitches, switches, cables, kind
     4 5 6
     0 4 2880Gbps 0.000025ms 0
 
-HPCC and ASTRA-sim count vertices, switches and cables alone. Vertices that are not switches are
-ranks. Cables go both ways. Error rates are passed over.
+HPCC and ASTRA-sim count only vertices, switches and cables. Vertices that are not switches are
+ranks. Cables go both ways. Error rates are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PREFIXES: Mapping[str, float] = {
     "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
 _TIMES: Mapping[str, float] = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "ps": 1e12}  # in a second
-# A first line of counts, below which a cable stands somewhere among the next ones.
+# A first line of counts; one of the next lines is a cable.
 BEGINS = r"\A\s*(?:[0-9]+[ \t]+){2}[0-9]+(?:(?:[ \t]+[0-9]+){2}[ \t]+[A-Za-z]\w*)?[ \t]*\r?\n"
 
 
@@ -41,8 +42,8 @@ def loads(text: str) -> Topology:
     """The network of a file's text.
 
     Raises:
-        FormatError: counts that the file does not hold, switches or cables that are none, with
-            their number; ranks that do not reach each other.
+        FormatError: the counts do not fit the file, switches or cables are invalid (the error gives
+            their number), or ranks do not reach each other.
     """
     head, _, rest = checks.text(text, "text", FormatError).lstrip().partition("\n")
     counts = head.split()
@@ -92,7 +93,7 @@ def _whole(word: str, where: str, most: int) -> int:
 
 
 def _order(words: Sequence[str], vertices: int) -> list[int]:
-    """Of each vertex of the file its number here, where ranks come first."""
+    """The number here of each vertex of the file; ranks come first."""
     switches = [_whole(word, "the second line", vertices - 1) for word in words]
     if len(set(switches)) < len(switches):
         raise FormatError("the second line: a switch stands there twice")

@@ -1,8 +1,8 @@
-"""The table of ``nvidia-smi topo -m``: how the GPUs and NICs of a host are joined.
+"""The table of ``nvidia-smi topo -m``, which shows the connections of a host's GPUs and NICs.
 
-The table names kinds of connections and counts NVLinks. It does not say what the GPUs are, how fast
-PCIe and the NICs are, nor how many hosts there are: these are arguments of ``topology``, and what
-is assumed where one is left out is warned of. Speeds are those of ``link_types``.
+The table names kinds of connections and counts NVLinks. It does not state the kind of the GPUs, the
+speed of PCIe and the NICs, or the number of hosts. These are arguments of ``topology``, and if one
+is left out its value is assumed, with a warning. Speeds are those of ``link_types``.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import numpy as np
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.networks import link_types
-from jaxcoll.io.networks.equal_hosts import MOST_HOSTS, Host, side_by_side
+from jaxcoll.io.networks.equal_hosts import Host, check_stated, side_by_side
 from jaxcoll.io.networks.link_types import ALPHA, PCIE_ALPHA, Wire
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import components
 from jaxcoll.topology import Topology
 
-# Compute capability of each kind of GPU, and how many NVLinks it has; where all pairs of GPUs have
-# as many, the links of each end in NVSwitches. From NVIDIA's data sheets.
+# Compute capability and number of NVLinks of each kind of GPU. If all pairs of GPUs have this
+# number, the links of each end in NVSwitches. From NVIDIA's data sheets.
 LINKS: Mapping[str, tuple[int, int]] = {
     "v100": (70, 6), "a100": (80, 12), "a800": (80, 8), "a30": (80, 4), "a40": (86, 4),
     "h100": (90, 18), "h200": (90, 18), "h20": (90, 18), "h800": (90, 8), "gh200": (90, 18),
     "b200": (100, 18), "b300": (100, 18), "gb200": (100, 18),
-    # Without NVLinks: of these the capability says the slot.
+    # Kinds without NVLinks; their capability tells the slot.
     "t4": (75, 0), "a10": (86, 0), "l4": (89, 0), "l40": (89, 0), "l40s": (89, 0),
     "rtx4090": (89, 0), "rtx6000ada": (89, 0),
 }  # fmt: skip
-# The kind that a count of NVLinks to every other GPU speaks for.
-# Of counts that several have the older, more common one: an H100's 18 are a B200's, too.
+# The kind that a count of NVLinks to every other GPU suggests. If several kinds have a count, it is
+# the older, more common one: an H100's 18 are also a B200's.
 _LIKELY = {6: "v100", 12: "a100", 18: "h100", 8: "a800", 4: "a40"}
-SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's tells
+SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's states
 
-# Nearest first. SOC was the name of SYS.
+# The nearest first. SOC is an old name of SYS.
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _MOST_GPUS, _MOST_COLUMNS = 128, 512
-# Drivers underline the header; pasted from a terminal it has lost the escape and kept the rest.
+# Drivers underline the header; text pasted from a terminal has lost the escape and kept the rest.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*[mK]")
 _NVLINKS = re.compile(r"NV([1-9][0-9]?)")
 
@@ -51,9 +51,9 @@ class Connections:
     """The table of a host.
 
     Attributes:
-        gpus: GPUs; the ranks of the network.
-        joined: of every two GPUs, ``NV4`` or one of ``KINDS``; ``X`` of one with itself.
-        nics: by name of each NIC, its kind of connection with every GPU.
+        gpus: number of GPUs, which are the ranks of the network.
+        joined: for every two GPUs, ``NV4`` or one of ``KINDS``; ``X`` for one with itself.
+        nics: for each NIC by name, its kind of connection with every GPU.
     """
 
     gpus: int
@@ -62,15 +62,15 @@ class Connections:
 
 
 def loads(text: str) -> Connections:
-    """The table of what ``nvidia-smi topo -m`` printed, pasted text around it or not.
+    """The table in the output of ``nvidia-smi topo -m``, even with pasted text around it.
 
     Raises:
-        FormatError: no table, another one, or one that is cut, naming the row.
+        FormatError: there is no table, it is another one, or it is cut; the error names the row.
     """
     checks.text(text, "the table of nvidia-smi", FormatError)
-    # Cells are separated by tabs, in pasted text by spaces: split by either.
+    # Cells are separated by tabs, in pasted text by spaces; it is split by either.
     lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
-    # The row of GPU0 begins like the header, and has cells, the first of them X.
+    # The row of GPU0 begins like the header, but has cells, the first of which is X.
     at = next(
         (i for i, words in enumerate(lines)
          if words[:1] == ["GPU0"] and not any(map(_is_cell, words[1:2]))), None,
@@ -80,7 +80,7 @@ def loads(text: str) -> Connections:
             "there is no header that begins with GPU0; give what nvidia-smi topo -m prints"
         )
     head = lines[at]
-    # "CPU Affinity" and "NUMA Affinity" follow: a range of cores, and a number, that join nothing.
+    # "CPU Affinity" and "NUMA Affinity" follow: a range of cores, and a number, not connections.
     columns = head[: head.index("CPU")] if "CPU" in head else head
     gpus = sum(bool(re.fullmatch(r"GPU[0-9]+", name)) for name in columns)
     if gpus > _MOST_GPUS or len(columns) > _MOST_COLUMNS:
@@ -96,7 +96,7 @@ def loads(text: str) -> Connections:
     for name in columns[:gpus]:
         if name not in rows:
             raise FormatError(f"the row of {shown(name)} is missing")
-    # A pasted table may have lost a line's end or a column: its halves then differ somewhere.
+    # A pasted table may have lost a line end or a column; then its two halves differ somewhere.
     for i, name in enumerate(columns):
         for j, other in enumerate(columns):
             if name in rows and other in rows and rows[name][j] != rows[other][i]:
@@ -163,33 +163,31 @@ def topology(
 ) -> Topology:
     """The network of one host or several equal ones; a rank per GPU, host by host.
 
-    Equal NVLinks between all GPUs, as many as a GPU has, end in a switch, and so do unequal ones
-    that are more than a GPU has, where some are down; others join two GPUs. Where NVLink does not
-    reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
-    that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
-    the GPUs that it is nearest to and the network's switch. NVSwitches copy and add for GPUs of
-    compute capability 9.0 and newer.
+    Equal NVLinks between all GPUs, each with as many as a GPU has, end in a switch. So do unequal
+    ones that are more than a GPU has, if some are down. Others join two GPUs. If NVLink does not
+    reach every GPU, a tree of PCIe switches is added, with one switch for the GPUs that are PIX,
+    PXB, PHB and NODE from one another. With several hosts every NIC is a vertex between the GPUs
+    nearest to it and the network's switch. NVSwitches copy and add for GPUs of compute capability
+    9.0 and newer.
 
     Args:
-        table: what ``load`` read.
-        gpu: the kind of GPU, a name in ``LINKS``; the likeliest for their NVLinks when None.
-        hosts: equal hosts, joined by one switch.
+        table: the result of ``load``.
+        gpu: the kind of GPU, a name in ``LINKS``; the likeliest one for their NVLinks when None.
+        hosts: number of equal hosts, joined by one switch.
         inside: bytes per second and direction of one NVLink, instead of the table's.
         network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
-        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for what NCCL plans with.
+        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for the speeds that NCCL
+            plans with.
 
     Warns:
-        AssumptionWarning: each number that no argument gives.
+        AssumptionWarning: for each number that no argument gives.
 
     Raises:
-        TopologyError: an unknown kind of GPU, numbers out of range, or several hosts without NICs.
+        TopologyError: the kind of GPU is unknown, numbers are out of range, or several hosts have
+            no NICs.
     """
     checks.instance(table, Connections, "table", TopologyError)
-    checks.optional(gpu, checks.choice, LINKS, "gpu", TopologyError)
-    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
-    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=MOST_HOSTS)
-    for name, given in (("inside", inside), ("network", network)):
-        checks.optional(given, checks.positive, name, TopologyError)
+    check_stated(gpu, LINKS, hosts, inside, network, speeds)
     if hosts > 1 and not table.nics:
         raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
     most = max((_nvlinks(cell) for row in table.joined for cell in row), default=0)
@@ -227,7 +225,7 @@ class _Host:
 
     @property
     def is_able(self) -> bool:
-        """Whether there is an NVSwitch that copies and adds; asked after ``wires``."""
+        """Whether there is an NVSwitch that copies and adds; valid after ``wires``."""
         return "NVSwitch" in self.names and self.sm >= link_types.NVLS
 
     def wires(self) -> Iterator[Wire]:
@@ -238,9 +236,9 @@ class _Host:
         ports, m = counts.max(1, initial=0), len(reached)
         among = counts[np.ix_(reached, reached)][~np.eye(m, dtype=bool)]
         is_even = bool(m) and (among == among[0]).all() and m == n
-        # NV18 to each of seven peers cannot be 126 wires of a GPU that has 18: they end in
-        # switches. NV4 to each of three, of twelve in all, may be wires, and carry as much through
-        # a switch. Of a GPU whose NVLinks are partly down every peer sees those that are left.
+        # NV18 to each of seven peers cannot be 126 wires of a GPU with 18 links: they end in
+        # switches. NV4 to each of three, of twelve in all, may be wires, and a switch would carry
+        # the same. If some NVLinks of a GPU are down, every peer sees those that are left.
         is_full = is_even and max(ports[0], ports[0] * (n - 1)) >= self.links
         is_over = m and (among > 0).all() and (counts[reached].sum(1) > self.links).all()
         if is_full or is_over:
@@ -269,9 +267,9 @@ class _Host:
             AssumptionWarning,
         )
         n = self.table.gpus
-        top = list(range(n))  # above each GPU so far
-        # From the nearest kind up: GPUs that are PIX from one another share a switch, and are one
-        # vertex to the switch above of those that are PXB, and so on to the sockets.
+        top = list(range(n))  # the top vertex above each GPU so far
+        # From the nearest kind up: GPUs that are PIX from one another share a switch, which is one
+        # vertex for the switch above that joins those that are PXB, and so on up to the sockets.
         for level, kind in enumerate(KINDS):
             near = set(KINDS[: level + 1])
             joined = np.asarray([[c in near for c in row] for row in self.table.joined])

@@ -90,11 +90,9 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. Raises an OSError if the file cannot be read."""
-
-    def read(text: str) -> Topology:
-        return loads(text, gpu=gpu, nodes=nodes, inside=inside, network=network, alpha=alpha)
-
-    return load_text(path, read, max_bytes)
+    return load_text(
+        path, loads, max_bytes, gpu=gpu, nodes=nodes, inside=inside, network=network, alpha=alpha
+    )
 
 
 class _File:

@@ -1,9 +1,9 @@
 """TPU slices by their names, ``v5p-128`` or ``tpu7x-4x4x4``, without the TPU compiler.
 
-The number counts cores of v4, v5p and tpu7x, which have two per chip, and chips of v5e and v6e.
-From cloud.google.com/tpu/docs (2026). A rank is a chip, also of tpu7x, whose chips are two devices
+The number counts cores for v4, v5p and tpu7x, which have two per chip, and chips for v5e and v6e.
+From cloud.google.com/tpu/docs (2026). A rank is a chip, even for tpu7x, whose chips are two devices
 each. ``n x n x 2n`` slices of v4 and v5p also exist twisted, with other wires under the same name;
-those are not given here.
+these are not supported.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Generation:
 
     Attributes:
         kind: ``device_kind`` of its devices.
-        cores: that the number of a name counts per chip.
-        shapes: that a number stands for.
-        most: chips of a slice.
+        cores: cores per chip, for generations whose names count cores.
+        shapes: the shapes that a number stands for.
+        most: the most chips of a slice.
     """
 
     kind: str
@@ -57,14 +57,14 @@ GENERATIONS: Mapping[str, Generation] = {
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is written as the name of a slice of a known generation."""
+    """Whether a text has the form of the name of a slice of a known generation."""
     found = _NAME.fullmatch(text.lower())
     return bool(found) and found[1] in GENERATIONS
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chip:
-    """What ``Topology.from_devices`` reads of a device of a TPU slice."""
+    """The attributes of a TPU device that ``Topology.from_devices`` reads."""
 
     device_kind: str
     coords: tuple[int, ...]
@@ -84,7 +84,7 @@ def network(
         alpha, bandwidth: seconds and bytes per second of all links, instead of the kind's.
 
     Raises:
-        TopologyError: sides or numbers out of range.
+        TopologyError: sides or numbers are out of range.
     """
     checks.text(kind, "kind", TopologyError)
     shape = checks.integers(shape, "shape", TopologyError)
@@ -93,7 +93,7 @@ def network(
             f"a slice has one to three sides and at most {_MOST_CHIPS} chips, got "
             f"{checks.shown(shape)}"
         )
-    # Chips have three coordinates, of a flat generation the third is 0.
+    # Chips have three coordinates; in a flat generation the third is 0.
     whole = (*shape, *(1,) * (3 - len(shape)))
     chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
     return Topology.from_devices(chips, alpha=alpha, bandwidth=bandwidth)
@@ -103,8 +103,8 @@ def sides(name: str) -> tuple[str, tuple[int, ...]]:
     """The ``device_kind`` of a slice and its sides in chips.
 
     Raises:
-        TopologyError: no known generation; a number that no slice has, with the nearest that do;
-            sides of another number of dimensions, or more chips than a slice has.
+        TopologyError: the generation is unknown; no slice has the number, and the error names the
+            nearest that do; or there are too many dimensions or chips.
     """
     checks.text(name, "name", TopologyError)
     found = _NAME.fullmatch(name.lower())
@@ -123,7 +123,7 @@ def sides(name: str) -> tuple[str, tuple[int, ...]]:
                 f"{generation.most} chips"
             )
         return generation.kind, tuple(numbers)
-    # A number stands for the one shape in the table that has as many: v5p-128, 64 chips, is 4x4x4.
+    # A number stands for the one shape in the table with that count: v5p-128, 64 chips, is 4x4x4.
     counts = {math.prod(shape) * generation.cores: shape for shape in generation.shapes}
     counts = {n: s for n, s in counts.items() if n <= generation.most * generation.cores}
     if numbers[0] not in counts:

@@ -1,11 +1,11 @@
-"""ForestColl's trees, in XML: which ranks a shard passes, and over which switches.
+"""ForestColl's trees, in XML: the ranks that each shard passes, and the switches between them.
 
 The root is ``<Algo nchunkspernode="k">``, with a ``<tree root index nchunks height>`` per tree and
 a ``<send src dst path>`` per edge, the parent's before its children's. Vertices are Python tuples
-as text, ``(0, 'GPU', 3)``; a path is several of them with commas between, which also stand inside,
-so it is read by brackets. Trees are an all_gather, of which a reduce_scatter is the reverse. A file
-has no bandwidths and needs its network to be read: GPUs are its ranks in order of host and number,
-the other vertices its switches, in order too.
+as text, ``(0, 'GPU', 3)``. A path is several of them separated by commas, which also occur inside,
+so it is read by brackets. The trees form an all_gather, whose reverse is a reduce_scatter. A file
+has no bandwidths and needs its network to be read: GPUs are the network's ranks in order of host
+and number, and the other vertices its switches, also in order.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ Vertex = tuple[int, str, int]
 
 
 def dumps(trees: TreeFlow | Schedule) -> str:
-    """Trees as ForestColl writes them, or those of an all_gather's chunks.
+    """Trees as ForestColl writes them, or the trees of an all_gather's chunks.
 
     Raises:
-        FormatError: a schedule of another collective, or one that is not made of trees; parallel
+        FormatError: the schedule is of another collective, or not made of trees; there are parallel
+            links, which a path of vertices cannot distinguish; or shards have several sizes.
             links, which a path of vertices does not tell apart; shards of several sizes.
     """
     checks.instance(trees, (TreeFlow, Schedule), "trees", FormatError)
     flow = _of_schedule(trees) if isinstance(trees, Schedule) else trees
     network = flow.topology
-    # A path of two parallel links has one spelling, and ``nchunkspernode`` is one number for all.
+    # Paths over two parallel links look the same, and ``nchunkspernode`` is one number for all.
     if network.has_parallel_links or len(set(flow.shard)) > 1:
         raise FormatError(
             "the format has paths of vertices and equal shards; this network has parallel links, "
@@ -65,7 +66,8 @@ def dumps(trees: TreeFlow | Schedule) -> str:
         start, end = flow.tree_ptr[tree : tree + 2].tolist()
         depth = flow.depth[start:end]
         sends = []
-        # By depth: whoever runs the file sends in its order, and a child after its parent.
+        # By depth, because whoever runs the file sends in its order, and a child sends after its
+        # parent.
         for edge in flow.edge[start:end][np.argsort(depth, kind="stable")].tolist():
             links = flow.edges.path(edge)
             path = [int(network.src[links[0]]), *(int(network.dst[link]) for link in links)]
@@ -82,12 +84,12 @@ def dumps(trees: TreeFlow | Schedule) -> str:
 
 
 def _of_schedule(schedule: Schedule) -> TreeFlow:
-    """The tree that each chunk of an all_gather takes."""
+    """The tree along which each chunk of an all_gather is sent."""
     what, network = schedule.collective, schedule.topology
     if what.traits is not ALL_GATHER or what.is_grouped or what.shares is not None:
         raise FormatError(f"trees are an all_gather of all ranks with equal shards, got {what}")
-    # In the order of steps within each chunk, so a parent's edge precedes its children's. One send
-    # per rank but the root is a tree if all are reached, which ``check_load`` shows.
+    # In the order of steps within each chunk, so that a parent's edge precedes its children's. One
+    # send to each rank except the root is a tree if all are reached, which ``check_load`` shows.
     order = np.argsort(schedule.chunk, kind="stable")
     counts = np.bincount(schedule.chunk, minlength=what.num_chunks)
     if (counts != network.num_ranks - 1).any():
@@ -103,12 +105,12 @@ def _of_schedule(schedule: Schedule) -> TreeFlow:
 
 
 def _checked(network: Topology, k: int, shard: tuple[int, ...], columns: tuple) -> TreeFlow:
-    """Trees with the time that they take, proved."""
+    """Trees with their time, proved."""
     try:
         root, weight, edges, ptr, edge = columns
         trees = TreeFlow(network, k, shard, root, weight, edges, ptr, edge, Fraction(1))
-        # The format has no time: it is that of the fullest link, a tree's weight of k parts of a
-        # shard on each of its links.
+        # The format has no time. It is that of the fullest link, on which each tree puts its weight
+        # of k parts of a shard.
         loads = zip(trees.load, network.exact_bandwidth, strict=True)
         inverse = max((Fraction(load, k) / speed for load, speed in loads), default=Fraction(0))
         trees = dataclasses.replace(trees, inverse=inverse)
@@ -125,13 +127,13 @@ def loads(text: str, network: Topology) -> TreeFlow:
     """The trees of XML text, on their network.
 
     Raises:
-        FormatError: another format, vertices or links that the network has not, or trees that do
-            not reach every rank, with the line.
+        FormatError: the format is another one, the network does not have a vertex or link, or trees
+            do not reach every rank; the error names the line.
     """
     checks.instance(network, Topology, "network", FormatError)
     root = parsed(text, "Algo", _MOST_ELEMENTS)
     k = root.integer("nchunkspernode", 1, 2**31)
-    first: dict[str, Element] = {}  # a path, and the send that errors in it are said of
+    first: dict[str, Element] = {}  # for each path, the send that errors about it name
     for tree in root.each("tree"):
         for send in tree.each("send"):
             first.setdefault(send.text("path"), send)
@@ -200,8 +202,8 @@ def _places(root: Element, listed: dict[str, tuple[Vertex, ...]], network: Topol
             f"{network.num_ranks} ranks and {most} switches"
         )
     place = {vertex: i for i, vertex in enumerate(ranks)}
-    # Trees name the switches that they pass, not all: of files of ``dumps`` the number says which,
-    # of others only the order does.
+    # Trees name only the switches that they pass. In files of ``dumps`` the number identifies a
+    # switch, in other files only the order does.
     own = all(vertex[:2] == (0, _SWITCH) and vertex[2] < most for vertex in switches)
     numbers = [v[2] for v in switches] if own else range(len(switches))
     named = zip(switches, numbers, strict=True)
@@ -225,4 +227,4 @@ def save(path: str | os.PathLike, trees: TreeFlow | Schedule) -> None:
 
 def load(path: str | os.PathLike, network: Topology, *, max_bytes: int = MAX_BYTES) -> TreeFlow:
     """The trees of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, network), max_bytes)
+    return load_text(path, loads, max_bytes, network=network)

@@ -1,16 +1,16 @@
-"""JSON of SCCL, msccl-tools and TACCL: networks, and the schedules that they call algorithms.
+"""JSON of SCCL, msccl-tools and TACCL: networks, and schedules, which they call algorithms.
 
 Objects name their kind in ``msccl_type``, in older files and TACCL's in ``sccl_type``. A topology
 has ``links[dst][src]``, whole numbers of chunks per round: neither latencies nor bandwidths, which
 are arguments here. An algorithm has steps of sends ``[chunk, src, dst]``, to which TACCL appends
-time and more; what every rank starts and ends with says which collective it is. Reductions have no
-form in it: tools reverse an all_gather.
+time and more; the chunks that every rank starts and ends with tell the collective. The format
+cannot express reductions: tools reverse an all_gather.
 
-``topology`` reads the network that a user of TACCL describes, of one host or several. Its numbers
-are microseconds for one size of message, which the file does not say either.
+``topology`` reads the network that a user of TACCL describes, for one host or several. Its numbers
+are microseconds for one message size, which the file does not state either.
 
 Files written here also have the key ``links_are`` (latency and bandwidth of one link) in the
-topology, which the tools pass over.
+topology, which the tools ignore.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from jaxcoll.topology import Topology
 MAX_BYTES = 2**25
 DIALECTS = ("msccl", "sccl")
 _MOST_RANKS, _MOST_MULTIPLE, _MOST_WIRES = 1024, 4096, 2**18
-_BANDWIDTH = 25e9  # of a link of one chunk per round, where nobody says it: an NVLink
+_BANDWIDTH = 25e9  # of a link of one chunk per round, if it is not stated: an NVLink
 _ADDED = "links_are"
-# Names of msccl-tools; its files cannot say what the steps of other collectives add.
+# Names of msccl-tools, whose files cannot express which steps of other collectives add.
 _NAMES = names_in("sccl")
 
 
@@ -51,12 +51,12 @@ def dumps(obj: Topology | Schedule, dialect: str = "msccl") -> str:
     """A network or a schedule as JSON.
 
     Args:
-        dialect: "msccl", or "sccl" as older tools and TACCL call it.
+        dialect: "msccl", or "sccl" for older tools and TACCL.
 
     Raises:
-        FormatError: something else; a network with switches, links of several latencies, or
-            bandwidths that are not small multiples of each other; a schedule that reduces, in
-            several groups, with unequal shards, or over paths of several links.
+        FormatError: the object is something else; a network has switches, links of several
+            latencies, or bandwidths that are not small multiples of each other; or a schedule
+            reduces, has several groups or unequal shards, or uses paths of several links.
     """
     key = f"{checks.choice(dialect, DIALECTS, 'dialect', FormatError)}_type"
     checks.instance(obj, (Topology, Schedule), "obj", FormatError)
@@ -77,7 +77,7 @@ def _written_network(network: Topology, key: str) -> dict:
             f"{len(set(network.exact_alpha))} latencies"
             f"{' and parallel links' if network.has_parallel_links else ''}"
         )
-    # A link carries so many chunks per round: a whole number, of which the least link has one.
+    # A link carries a whole number of chunks per round, of which the slowest link carries one.
     least = min(network.exact_bandwidth, default=Fraction(1))
     links = [[0] * network.num_ranks for _ in range(network.num_ranks)]
     ends = zip(network.src.tolist(), network.dst.tolist(), network.exact_bandwidth, strict=True)
@@ -106,7 +106,7 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
     if (schedule.edges.hops != 1).any():
         raise FormatError("the format has sends over single links, not over paths of several")
     network = _written_network(schedule.topology, key)
-    # The format has no kind: a collective is which ranks hold and which want each chunk.
+    # The format has no kind: a collective is given by the ranks that hold and want each chunk.
     chunks = []
     for rank_sets in zip(*_sides(what), strict=True):
         pre, post = (np.flatnonzero(each).tolist() for each in rank_sets)
@@ -138,7 +138,7 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
 
 
 def _sides(what: Collective) -> tuple[np.ndarray, np.ndarray]:
-    """Which ranks hold and which want each chunk, bool of shape (chunks, ranks) each."""
+    """The ranks that hold and that want each chunk, bool of shape (chunks, ranks) each."""
     rank, chunk = np.arange(what.num_ranks)[None], np.arange(what.num_chunks)[:, None]
     return what.holds(rank, chunk), what.wants(rank, chunk)
 
@@ -152,16 +152,17 @@ def loads(
     """The network or schedule of JSON text.
 
     Args:
-        alpha: seconds of every link, which files of other tools do not say.
-        bandwidth: bytes per second of a link of one chunk per round, which they do not say either.
+        alpha: seconds of every link, which files of other tools do not state.
+        bandwidth: bytes per second of a link of one chunk per round, which they do not state
+            either.
 
     Raises:
-        FormatError: another format; switches that limit several links together; a collective that
-            reduces or that this library has not; sends over links that are not there.
+        FormatError: the format is another one, switches limit several links together, the
+            collective reduces or is unknown to this library, or sends use links that do not exist.
 
     Warns:
-        AssumptionWarning: where neither file nor argument says it, that 0.7 us and 25 GB/s are
-            assumed.
+        AssumptionWarning: 0.7 us and 25 GB/s are assumed, because neither file nor argument states
+            them.
     """
     whole = readers.parse(text)
     kind = _kind(whole, "the file")
@@ -211,9 +212,9 @@ def _read_network(value: object, alpha: float | None, bandwidth: float | None) -
             AssumptionWarning,
         )
     one = Fraction(bandwidth or _BANDWIDTH)
-    # Rows of the matrix are receivers: [dst][src], unlike a matrix of links out of each rank.
+    # Rows of the matrix are receivers: [dst][src], unlike a matrix of outgoing links.
     ends = [(s, d) for s in range(ranks) for d in range(ranks) if links[d][s]]
-    exact: Any = [one * links[d][s] for s, d in ends]  # fractions, which no array of floats holds
+    exact: Any = [one * links[d][s] for s, d in ends]  # fractions, which float arrays cannot hold
     src, dst = np.asarray(ends, int).reshape(-1, 2).T
     alphas = np.full(len(ends), ALPHA if alpha is None else alpha, float)
     name = fields.take("name", readers.text, "")
@@ -232,7 +233,8 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
         for j, send in enumerate(readers.Fields(each, f"steps[{i}]").take("sends", readers.items)):
             where = f"steps[{i}].sends[{j}]"
             entries = readers.items(send, where)
-            # TACCL appends when a send is done, its link and whether it adds: its order is enough.
+            # TACCL appends the end of a send, its link and whether it adds; the order of sends is
+            # enough.
             if not 3 <= len(entries) <= 6:
                 raise FormatError(f"{where} has chunk, src and dst first, got {len(entries)} items")
             number, src, dst = readers.column(readers.INT32)(entries[:3], where).tolist()
@@ -246,7 +248,7 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
 
 
 def _read_collective(value: object, ranks: int) -> Collective:
-    """The collective of which chunks start and end where the file says."""
+    """The collective whose chunks start and end at the ranks that the file states."""
     fields = readers.Fields(value, "collective")
     each = fields.take("chunks", readers.items)
     if ranks * len(each) > readers.MAX_FREE or not each:
@@ -256,8 +258,9 @@ def _read_collective(value: object, ranks: int) -> Collective:
         taken = readers.Fields(chunk, f"collective.chunks[{i}]")
         for side, name in enumerate(("pre", "post")):
             sides[side, i, taken.take(name, readers.column(ranks - 1))] = True
-    # Whoever holds or wants the first chunk is the root where there is one. A guess is made whole
-    # and compared: names in files ("Allgather(n=8)") are for people, and tools write others.
+    # A rank that holds or wants the first chunk is the root, if there is one. A guess is completed
+    # and compared, because names in files ("Allgather(n=8)") are for people, and tools write
+    # others.
     holds, wants = sides[:, 0].argmax(axis=1).tolist()
     for kind in _NAMES:
         row = KINDS[kind]
@@ -278,16 +281,18 @@ def _read_collective(value: object, ranks: int) -> Collective:
 def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
     """The network of a topology file of TACCL.
 
-    Latencies are its ``alpha``; bandwidths are ``nbytes`` over the microseconds of ``betas``. GPUs
-    of several hosts are joined through one vertex per NIC, GPUs to NICs in turn.
+    Latencies are its ``alpha``; bandwidths are ``nbytes`` divided by the microseconds of ``betas``.
+    GPUs of several hosts are joined through one vertex per NIC, and GPUs are assigned to NICs in
+    turn.
 
     Args:
-        nbytes: of the message that the file's times are of, as 1e6 of a file for 1 MB.
-        hosts: equal ones.
+        nbytes: bytes of the message that the file's times refer to, such as 1e6 for a file for 1
+            MB.
+        hosts: number of equal hosts.
 
     Raises:
-        FormatError: another format, no links (``node_betas_list`` is of TACCL's own machines, whose
-            links it does not say), or hosts without NICs.
+        FormatError: the format is another one, there are no links (``node_betas_list`` belongs to
+            TACCL's own machines, whose links it does not state), or hosts have no NICs.
     """
     size = float(checks.nbytes(nbytes, FormatError))
     hosts = checks.integer(hosts, "hosts", FormatError, least=1, most=256)
@@ -326,7 +331,7 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
 
 
 def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tuple[list, int]:
-    """Links of NICs and the network between hosts, and how many vertices there are with them."""
+    """Links of NICs and the network between hosts, and the number of vertices with them."""
     nics = fields.take("nics_per_node", readers.whole(-1, 256))
     if nics < 1:
         raise FormatError(f"the file has no NICs for {hosts} hosts: nics_per_node is {nics}")
@@ -334,8 +339,8 @@ def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tupl
     speed = _speed(size, fields.take("remote_beta", readers.number), "remote_beta")
     first, middle = hosts * gpus, hosts * (gpus + nics)
     wires = []
-    # A message passes two NICs and the network: its latency is given to the two wires in the
-    # middle by halves, and every wire on the way has its bandwidth.
+    # A message passes two NICs and the network. Half of its latency is given to each of the two
+    # wires in the middle, and every wire on the way has its bandwidth.
     for rank in range(hosts * gpus):
         nic = first + rank // gpus * nics + rank % gpus * nics // gpus
         wires += [(rank, nic, 0.0, speed), (nic, rank, 0.0, speed)]
@@ -373,4 +378,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology | Schedule:
     """The network or schedule of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)
+    return load_text(path, loads, max_bytes, alpha=alpha, bandwidth=bandwidth)

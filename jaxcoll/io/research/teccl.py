@@ -1,13 +1,14 @@
 """TE-CCL: its networks, which have names, and its schedules, in JSON.
 
 An input file names one of the networks in TE-CCL's program: DGX1, NDv2, DGX2, AMD and Mesh, by
-``chassis``, ``alpha`` (seconds) and ``side_length``. ``network`` builds them, ``loads`` reads the
-input file. Vertices are named by TE-CCL's numbers, in which switches come before the ranks of their
-chassis. Its mesh numbers ranks row by row and also joins the end of each row with the next.
+``chassis``, ``alpha`` (seconds) and ``side_length``. ``network`` builds them, and ``loads`` reads
+the input file. Vertices are named by TE-CCL's numbers, in which switches come before the ranks of
+their chassis. Its mesh numbers ranks row by row and also joins the end of each row with the next
+row.
 
-A schedule is a list of texts, ``Chunk 0 from 2 traveled over 2->3 in epoch 1 via switches 0``.
-``save`` writes those of an all_gather or all_to_all, ``load_schedule`` reads them on their network.
-Solutions of its linear program, which move parts of chunks, are refused.
+A schedule is a list of texts, such as ``Chunk 0 from 2 traveled over 2->3 in epoch 1 via switches
+0``. ``save`` writes those of an all_gather or all_to_all, and ``load_schedule`` reads them on their
+network. Solutions of its linear program, which move parts of chunks, are refused.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def network(
 
     Args:
         name: one of ``NAMES``.
-        chassis: hosts: 2 of DGX2, 1 of DGX1, AMD and Mesh.
-        alpha: seconds, of those whose latency its program does not have (DGX1, AMD, Mesh).
-        side_length: of a Mesh.
+        chassis: number of hosts: 2 for DGX2, 1 for DGX1, AMD and Mesh.
+        alpha: seconds, for networks whose latency its program does not have (DGX1, AMD, Mesh).
+        side_length: side of a Mesh.
 
     Raises:
-        FormatError: another name, or a number of chassis that its program does not wire.
+        FormatError: the name is unknown, or its program does not wire this number of chassis.
     """
     checks.choice(name, NAMES, "name", FormatError)
     chassis = checks.integer(chassis, "chassis", FormatError, least=1, most=_MOST_CHASSIS)
@@ -84,8 +85,8 @@ def network(
     if name == "NDv2":
         wires, switches = _ndv2(chassis)
     elif name == "DGX2":
-        # A switch per chassis, then its 16 GPUs, of which odd ones send to the even one before
-        # them in the other chassis.
+        # A switch per chassis, then its 16 GPUs; odd ones send to the even one before them in the
+        # other chassis.
         switches, wires = (0, 17), []
         for base, other in ((0, 17), (17, 0)):
             for gpu in range(base + 1, base + 17):
@@ -101,8 +102,8 @@ def network(
             for ends in ((a, b), (b, a))
         ]
     else:
-        # Numbers beside each other are joined whatever their rows, as in TE-CCL's program: the end
-        # of a row with the begin of the next, too, unlike a mesh of anybody else.
+        # Consecutive numbers are joined regardless of their rows, as in TE-CCL's program: also the
+        # end of a row with the beginning of the next one, unlike in any other mesh.
         wires = [
             (a, b, alpha, 100.0)
             for a in range(side * side)
@@ -116,8 +117,8 @@ def network(
 
 
 def _ndv2(chassis: int) -> tuple[Wires, Sequence[int]]:
-    # Two hosts are wired to each other, more of them to a switch; of each one GPU sends out and
-    # another receives, over the one NIC of the host.
+    # Two hosts are wired to each other, more of them to a switch; in each host one GPU sends out
+    # and another receives, over the one NIC of the host.
     inside = _dgx1(0.7e-6)
     first = 1 if chassis > 2 else 0  # number 0 is the switch
     wires = [
@@ -163,7 +164,7 @@ def loads(text: str) -> Topology:
     """The network that an input file of TE-CCL names.
 
     Raises:
-        FormatError: another format, or a network that is not one of ``NAMES``.
+        FormatError: the format is another one, or the network is not one of ``NAMES``.
     """
     whole = readers.Fields(readers.parse(text), "the file")
     said = readers.Fields(whole.take("TopologyParams", lambda value, _: value), "TopologyParams")
@@ -187,14 +188,14 @@ def _numbers(value: object, name: str) -> tuple[float, ...]:
 
 
 def dumps(schedule: Schedule, nbytes: Number) -> str:
-    """A schedule as TE-CCL writes them, an epoch per step.
+    """A schedule as TE-CCL writes them, with an epoch per step.
 
     Args:
-        nbytes: bytes of a rank's buffer, of which the simulated time is written.
+        nbytes: bytes of a rank's buffer for which the simulated time is written.
 
     Raises:
-        FormatError: another collective than all_gather and all_to_all of all ranks, with equal
-            shards; a path through ranks.
+        FormatError: the collective is not an all_gather or all_to_all of all ranks with equal
+            shards, or a path leads through ranks.
     """
     checks.instance(schedule, Schedule, "schedule", FormatError)
     what, network = schedule.collective, schedule.topology
@@ -205,7 +206,7 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
     nbytes = checks.nbytes(nbytes, FormatError)
     label = _numbers_of(network)
     number = _number_at_owner(what)
-    # Steps are its epochs: in one of them a chunk crosses a link, or a path through switches.
+    # Steps are its epochs, in which a chunk crosses a link or a path through switches.
     flows = []
     columns = (schedule.chunk, schedule.edge, schedule.step)
     for chunk, edge, step in zip(*(column.tolist() for column in columns), strict=True):
@@ -233,7 +234,7 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
 
 
 def _numbers_of(network: Topology) -> list[str]:
-    """TE-CCL's number of each vertex: its name, where all are numbers."""
+    """TE-CCL's number of each vertex: its name, if all names are numbers."""
     names = network.vertex_names
     is_numbers = all(re.fullmatch("[0-9]{1,7}", name) for name in names)
     if names and is_numbers and len({int(name) for name in names}) == len(names):
@@ -255,11 +256,11 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
     """The schedule of a file on its network.
 
     Args:
-        kind: all_gather or all_to_all, which TE-CCL's own files do not say.
+        kind: all_gather or all_to_all, which TE-CCL's own files do not state.
 
     Raises:
-        FormatError: another format, parts of chunks, links that are not there, flows of chunks that
-            do not make a collective of all ranks.
+        FormatError: the format is another one, there are parts of chunks, links do not exist, or
+            the chunks' flows do not make a collective of all ranks.
     """
     checks.instance(network, Topology, "network", FormatError)
     checks.optional(kind, checks.choice, _KINDS, "kind", FormatError)
@@ -271,8 +272,9 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
         raise FormatError(f"7-Flows has {len(texts)} entries; at most {_MOST_FLOWS} are read")
     place = {label: vertex for vertex, label in enumerate(_numbers_of(network))}
     flows = [_flow(each, f"7-Flows[{i}]", place, network) for i, each in enumerate(texts)]
-    # How many chunks a rank has no key says; every chunk is sent, so the highest number does. In an
-    # all_to_all those for the rank itself are not, and they need not be the last: rounded up.
+    # No key states the number of chunks of a rank; every chunk is sent, so the highest number tells
+    # it. In an all_to_all the chunks for the rank itself are not sent, and they need not be the
+    # last ones, so the number is rounded up.
     per_rank = 1 + max((flow[0] for flow in flows), default=-1)
     ranks = network.num_ranks
     parts = per_rank if kind_of(kind).copies else -(-per_rank // ranks)
@@ -323,7 +325,7 @@ def _edges(flows, network: Topology) -> tuple[Edges, dict[tuple[int, ...], int]]
     missing = next((e for way in ways for e in itertools.pairwise(way) if e not in link_of), None)
     if missing is not None:
         raise FormatError(f"7-Flows: the network has no link {missing[0]}->{missing[1]}")
-    # A schedule on a direct network has the links themselves for edges, as ``dumps`` was given it.
+    # A schedule on a direct network has the links as edges, as ``dumps`` got it.
     if network.is_direct and all(len(way) == 2 for way in ways):
         return Edges.from_links(network), link_of
     paths = [tuple(link_of[ends] for ends in itertools.pairwise(way)) for way in ways]
@@ -356,4 +358,4 @@ def load_schedule(
     Raises:
         OSError: the file cannot be read.
     """
-    return load_text(path, lambda text: loads_schedule(text, network, kind), max_bytes)
+    return load_text(path, loads_schedule, max_bytes, network=network, kind=kind)

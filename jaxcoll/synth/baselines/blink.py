@@ -72,6 +72,7 @@ class Blink(Synthesizer):
     pieces: int | None = None
 
     name: ClassVar[str] = "blink"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"broadcast", "all_reduce"})
 
     def __post_init__(self) -> None:

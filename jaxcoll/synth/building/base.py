@@ -241,6 +241,8 @@ class Synthesizer(abc.ABC):
         most_chunks: the most chunks per shard worth trying; the optimum of a network without
             structure may need more trees.
         counts_are_costly: whether auto tries only every second of its chunk counts.
+        orders_links: whether its steps only say in which order links carry messages; where ranks
+            go through steps one after the other, other steps for the same sends may be faster.
     """
 
     name: ClassVar[str]
@@ -254,6 +256,7 @@ class Synthesizer(abc.ABC):
     put_off: ClassVar[float] = 1.0
     most_chunks: ClassVar[int] = 4096
     counts_are_costly: ClassVar[bool] = False
+    orders_links: ClassVar[bool] = False
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

@@ -1,7 +1,7 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
 - ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
-- ``bfb_links``: BFB's jobs and links for each vertex and step, and its loops over vertices;
+- ``bfb_steps``: BFB's jobs and links for each vertex and step, and its loops over vertices;
 - ``bfb_balance``: how jobs are divided among the links that may deliver them, and the least time of
   a step if links differ;
 - ``group_network``, ``group_schedule``: networks of an abelian group, and schedules stored as the
@@ -13,7 +13,7 @@
 
 from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost
 from jaxcoll.synth.direct_connect.bfb_balance import bfb_times
-from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
+from jaxcoll.synth.direct_connect.bfb_steps import Bottleneck
 from jaxcoll.synth.direct_connect.columns import reversed_on
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb, group_cost

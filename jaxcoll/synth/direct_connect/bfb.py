@@ -29,7 +29,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Problem, Synthesizer
 from jaxcoll.synth.direct_connect.bfb_balance import direct
-from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
+from jaxcoll.synth.direct_connect.bfb_steps import Bottleneck, InLinks, bottlenecks, gather_columns
 from jaxcoll.topology import Topology
 
 _MOST_SENDS = 2**31 - 1
@@ -83,6 +83,7 @@ class Bfb(Synthesizer):
     nbytes: Number | None = None
 
     name: ClassVar[str] = "bfb"
+    orders_links: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True
     send_work: ClassVar[float] = IN_BLOCKS
 

@@ -26,7 +26,7 @@ import numpy as np
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import FlowNetwork, dinic, with_reverses
+from jaxcoll.numerics.max_flow import FlowNetwork, dinic, with_reverses
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.topology import Topology

@@ -38,7 +38,6 @@ from jaxcoll.topologies.generative.operations import (
     bidirectional,
     both_ways_arcs,
     cartesian_power,
-    cartesian_product,
     degree_expansion,
     degree_expansion_arcs,
     find_reversal,
@@ -394,18 +393,6 @@ def bfb_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> S
     topology = digraph.topology(alpha, link_bandwidth)
     collective = Collective("all_gather", digraph.size, Bfb.chunks(topology))
     return Bfb().synthesize(topology, collective)
-
-
-def product_all_gather(
-    factors: Sequence[Digraph], alpha=ALPHA, link_bandwidth=BANDWIDTH
-) -> tuple[Digraph, Schedule]:
-    """The product of digraphs and its optimal BFB all_gather; factors need no schedules.
-
-    Raises:
-        TopologyError: there are no factors, or the product is too large.
-    """
-    digraph = cartesian_product(*factors)
-    return digraph, bfb_all_gather(digraph, alpha, link_bandwidth)
 
 
 def product_cost(factors: Sequence[Digraph], costs: Sequence[Cost]) -> Cost | None:

@@ -19,7 +19,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
-from jaxcoll.synth.direct_connect.bfb_links import WORD, by_distance, group_jobs, usable_links
+from jaxcoll.synth.direct_connect.bfb_steps import WORD, by_distance, group_jobs, usable_links
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 
 _MOST_SENDS = 2**31 - 1

@@ -83,10 +83,11 @@ class ForestColl(Synthesizer):
         guess: whether shortcuts, verified, may come before the exact way.
         fast: whether to refuse networks that may take more than some seconds, by their numbers of
             ranks and links (beyond 128 ranks most that have no structure).
-        phases: of an all_reduce: "separate" for reduce_scatter and then all_gather; "joint" to let
-            both run at once where that is faster: at the rates of the linear program of App. B.7,
-            with as many trees rooted at each rank as it says. That takes a second at some 16 ranks
-            and much more at more. ``joint_granularity`` tells the chunks it is best with.
+        phases: the phases of an all_reduce: "separate" for reduce_scatter and then all_gather;
+            "joint" to let both run at once where that is faster: at the rates of the linear program
+            of App. B.7, with as many trees rooted at each rank as it says. That takes a second at
+            some 16 ranks and much more at more. ``joint_granularity`` tells the chunks it is best
+            with.
     """
 
     k: int | None = None
@@ -98,6 +99,7 @@ class ForestColl(Synthesizer):
     phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
+    orders_links: ClassVar[bool] = True
     takes_shares: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     put_off: ClassVar[float] = SOON
@@ -236,8 +238,8 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
             f"forestcoll's joint phases are for one group of all {n} ranks, not for {collective}; "
             f"give phases='separate'"
         )
-    if collective.shares is not None:
-        shares = dict(zip(group, collective.shares, strict=True))
+    if collective.rank_shares is not None:
+        shares = dict(zip(group, collective.rank_shares, strict=True))
         return tuple(shares[r] for r in range(n))
     if not collective.traits.has_root:
         return None

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
+from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
 from jaxcoll.topology import Topology
 
 Pair = tuple[int, int]

@@ -24,7 +24,7 @@ from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import Scaling, least_scale
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
@@ -112,7 +112,7 @@ def joint_all_reduce(
 
     Args:
         collective: an all_reduce of all ranks.
-        bound: of the topology, with ``shared``.
+        bound: the bound of the topology, with ``shared``.
         pieces: messages that each tree edge's chunks are cut into at most.
     """
     chunks, n = collective.num_chunks, topology.num_ranks

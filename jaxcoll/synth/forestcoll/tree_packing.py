@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import dinic, with_reverses
+from jaxcoll.numerics.max_flow import dinic, with_reverses
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import Trees, reparent
 from jaxcoll.topology import Topology

@@ -64,6 +64,7 @@ class TimeStepped(Synthesizer):
     tolerance: float = 0.005
 
     name: ClassVar[str] = "time_stepped"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False

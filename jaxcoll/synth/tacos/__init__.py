@@ -5,46 +5,32 @@ that its source has and its end lacks, until no rank lacks any (Algorithms 1 and
 and ``events``). Choices are random, so several searches run and the fastest schedule is kept.
 Reductions are all-gathers on the reversed network, run backwards (Sec. IV-E).
 
-For tens of thousands of ranks the same search runs in lockstep on several cores and straight to
-disk.
-
 Read in this order: ``reference`` (both algorithms as the paper prints them, in plain Python), this
-file, ``search`` (one search, from a network to columns), ``state`` (tables of the kernels),
-``rules`` (the chunk that each link takes), ``lockstep`` (Algorithms 1 and 2 where all links cost
-the same), ``events`` (where they do not).
+file, ``search`` (from a network to columns), ``lockstep`` (Algorithms 1 and 2 where all links cost
+the same), ``events`` (where they do not), ``rules`` (the chunk that each link takes). Below them
+are the tables that kernels read, each with how it is made: ``state``, and ``event_state`` for
+events; and ``bits``. ``out_of_core`` runs the search for tens of thousands of ranks, to disk.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
-from jaxcoll.progress import Progress, Wanted, checked, reporting
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.building.switch_unwinding import degrees, unwound
-from jaxcoll.synth.tacos import lockstep as kernel
-from jaxcoll.synth.tacos import state as tables
+from jaxcoll.synth.tacos.out_of_core import synthesize_compact as synthesize_compact
 from jaxcoll.synth.tacos.rules import Rule, rule_named
-from jaxcoll.synth.tacos.search import (
-    Effort,
-    best_by_events,
-    best_in_lockstep,
-    prepare_lockstep,
-    read_network,
-)
+from jaxcoll.synth.tacos.search import Effort, best_by_events, best_in_lockstep
 from jaxcoll.topology import Topology
 
 # Attempts when none are asked for: at least, and at most, until so many sends have been matched.
@@ -98,6 +84,7 @@ class Tacos(Synthesizer):
     degree: int | str = "best"
     aggregate: int | None = 1
     name: ClassVar[str] = "tacos"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     has_nbytes: ClassVar[bool] = True
 
@@ -201,111 +188,3 @@ class Tacos(Synthesizer):
         if not in_lockstep and "time" not in certificate:
             certificate["time"] = simulate(schedule, self.nbytes, "tacos").time
         return schedule.with_provenance(Provenance(certificate=certificate))
-
-
-_STEPS_AT_ONCE = 64  # steps that are written together
-
-
-def synthesize_compact(
-    topology: Topology,
-    folder: str | os.PathLike,
-    *,
-    chunks: int = 1,
-    rule: str = "random",
-    seed: int = 0,
-    threads: int | None = None,
-    progress: Wanted = None,
-) -> CompactSchedule:
-    """Find a compact schedule of an all_gather, and write it to disk; ``verify`` proves it later.
-
-    The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
-    threads. Memory is one bit per (rank, chunk).
-
-    Args:
-        folder: the folder to make; after an error or an interrupt it does not exist.
-        chunks: chunks per shard.
-        rule: "random" or "downstream-need".
-        threads: number of threads; the processor's cores when None.
-        progress: True for a line in the terminal, or a function called every few steps with a
-            ``jaxcoll.progress.Progress`` in deliveries.
-
-    Raises:
-        CollectiveError: another rule, or a number of chunks below 1.
-        TopologyError: links of several speeds.
-        ScheduleError: a network with switches.
-        FileExistsError: the folder exists.
-    """
-    started = time.perf_counter()
-    checks.instance(topology, Topology, "topology", TopologyError)
-    threads = checks.optional(threads, checks.integer, "threads", CollectiveError, least=1)
-    checked(progress, CollectiveError)
-    seed, code = checks.seed(seed, CollectiveError), rule_named(rule)
-    if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
-        raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")
-    if not topology.is_homogeneous:
-        raise TopologyError(f"lockstep needs equal links, those of {topology} differ")
-    collective = Collective("all_gather", topology.num_ranks, chunks)
-    network = read_network(topology)
-    search = prepare_lockstep(network, collective, code, np.random.default_rng([seed, 0]))
-    threads = threads or os.cpu_count() or 1
-    order = np.empty(collective.num_chunks, np.uint32)
-    order[search.chunk_of_slot] = np.arange(collective.num_chunks)
-    writer = CompactWriter(folder, topology, collective, order)
-    with (
-        reporting(progress, "matching", CollectiveError) as report,
-        writer,
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        _search(network, search, writer, pool, threads, report)
-        writer.provenance = Provenance(
-            "tacos",
-            {"rule": rule, "attempts": 1, "threads": threads},
-            seed,
-            time.perf_counter() - started,
-        )
-    return open_compact(folder, topology)
-
-
-def _parts(network: tables.Network, ranks: np.ndarray, threads: int) -> list[np.ndarray]:
-    """The ranks, divided into runs with about equally many links into them."""
-    links = np.cumsum(np.diff(network.in_ptr)[ranks])
-    cuts = np.searchsorted(links, np.linspace(0, links[-1], threads + 1)[1:-1])
-    return [part for part in np.split(ranks, cuts) if len(part)]
-
-
-def _search(network, search, writer, pool, threads, report) -> None:
-    """Algorithm 2: matches and delivers step by step, every part of the ranks in a thread."""
-    now, links = search.now, len(network.src)
-    blocks, ranks = now.have.shape[0], np.arange(now.have.shape[1])
-    parts = _parts(network, ranks, threads)
-    carried = np.empty(links, np.int32)
-    row_bytes = -(-links // 8)
-    active = np.zeros((_STEPS_AT_ONCE, row_bytes), np.uint8)
-    sent = np.empty(_STEPS_AT_ONCE * links, np.int32)
-    counts: list[int] = []
-    left = search.wanted
-
-    def match(part: np.ndarray, start: int) -> None:
-        kernel.match(network, now, search.planes, search.states, start, part, carried)
-
-    def deliver(part: np.ndarray) -> int:
-        return kernel.deliver(network, now, carried, part)
-
-    while left > 0:
-        start = kernel.next_start(search.states, blocks)
-        for done in [pool.submit(match, part, start) for part in parts]:
-            done.result()
-        delivered = [pool.submit(deliver, part) for part in parts]
-        used = sum(counts)
-        counts.append(kernel.pack(carried, search.chunk_of_slot, active[len(counts)], sent[used:]))
-        left -= sum(done.result() for done in delivered)
-        if len(counts) == _STEPS_AT_ONCE or left == 0:
-            writer.append(active[: len(counts)], sent[: sum(counts)], np.asarray(counts))
-            active[:], counts = 0, []
-            if report is not None:
-                report(Progress(search.wanted - left, search.wanted, "chunks delivered"))
-            # Ranks in the middle of a network are done long before those at its edges.
-            unfinished = np.flatnonzero(now.left)
-            if 0 < len(unfinished) < 0.9 * len(ranks):
-                ranks, carried[:] = unfinished, -1
-                parts = _parts(network, ranks, threads)

@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos import rules
-from jaxcoll.synth.tacos.state import (
+from jaxcoll.synth.tacos.bits import bit_of, draw_bit, next_random, random_below
+from jaxcoll.synth.tacos.event_state import (
     BLOCK,
     FINISH,
     SENDS,
@@ -26,18 +27,11 @@ from jaxcoll.synth.tacos.state import (
     WORDS,
     Costs,
     Goal,
-    Holdings,
-    Network,
     PointToPoint,
     Sends,
     Workspace,
-    bit_of,
-    draw_bit,
-    next_block,
-    next_random,
-    place,
-    random_below,
 )
+from jaxcoll.synth.tacos.state import Holdings, Network, next_block, place
 
 _ZERO = np.uint64(0)
 _RANDOM = int(rules.Rule.RANDOM)
@@ -71,7 +65,7 @@ def expand(
 
     Args:
         sent: receive the sends, message by message in order of their start.
-        at: where the search is, see ``state.new_search``; updated.
+        at: where the search is, by ``event_state.WANTED`` and what follows it; updated.
 
     Returns:
         The rows that the columns must have before the next call, or 0 after the last.

@@ -19,18 +19,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.synth.tacos.bits import bit_of, draw_bit, lowest_bit, next_random, random_below
 from jaxcoll.synth.tacos.rules import keep_highest
-from jaxcoll.synth.tacos.state import (
-    WORD,
-    Holdings,
-    bit_of,
-    draw_bit,
-    lowest_bit,
-    next_block,
-    next_random,
-    place,
-    random_below,
-)
+from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
 
 # Words in a block. Two cache lines per rank: with one, more links find nothing in the first block
 # they look at, with four, each look takes longer.

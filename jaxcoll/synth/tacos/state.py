@@ -3,94 +3,31 @@
 It is the paper's ``precond`` and ``postcond``, a bit per (rank, chunk). Every chunk has a *slot*, a
 bit position, in random order: 64 slots are a word and some words a block. All ranks' bits of a
 block lie together, so that work on one block stays in cache. How many words a block has is the
-kernels' choice; here it is read off the tables.
-
-Where links differ there is no step at which all of them start. The state of a search by events is
-therefore a heap of arrivals, the ranks that an arrival has woken, and for each link the message
-that it carries now. Ticks are whole, so that arrivals of one moment are equal and not nearly so.
-
-Random numbers are made here too, from a state of 64 bits, so that kernels draw the same whether
-they run as Python or compiled.
+kernels' choice; here it is read off the tables. Searches by events have further state
+(``event_state``).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.numerics.compiled import instruction, kernel
-
-
-def _trailing_zeros(builder: Any, word: Any) -> Any:
-    from llvmlite import ir  # as Numba: imported when the first kernel is compiled
-
-    return builder.cttz(word, ir.Constant(ir.IntType(1), 1))
-
-
-@instruction(_trailing_zeros)
-def lowest_bit(word: Any) -> Any:
-    """Position of the lowest bit set in a uint64, int64; undefined for 0."""
-    bits = int(word)
-    return np.int64((bits & -bits).bit_length() - 1)
-
-
-@instruction(lambda builder, word: builder.ctpop(word))
-def count_bits(word: Any) -> Any:
-    """Number of bits set in a uint64, int64."""
-    return np.int64(int(word).bit_count())
-
-
-@kernel(inline="always")
-def bit_of(i):
-    """The word in which only bit i mod 64 is set, uint64."""
-    return np.uint64(1) << np.uint64(i & 63)
-
-
-@kernel(inline="always")
-def next_random(x):
-    """The uint64 that follows one above 0 (xorshift64: Marsaglia 2003, "Xorshift RNGs", p. 4)."""
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    return x
-
-
-@kernel(inline="always")
-def random_below(x, count):
-    """A number 0..count-1, int64, from the upper half of a random uint64; count < 2**32."""
-    return np.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
-
-
-@kernel(inline="always")
-def draw_bit(candidates, words, x):
-    """A random bit of those set in some words, of which there is at least one; all equally likely.
-
-    Args:
-        candidates: the words, uint64.
-        words: how many there are; a constant makes it fast.
-        x: a random uint64.
-    """
-    count = np.int64(0)
-    for q in range(words):
-        count += count_bits(candidates[q])
-    draw = random_below(x, count)
-    # Which word the draw falls into is as good as random: without a branch nobody need guess it.
-    count = before = q = np.int64(0)
-    for i in range(words - 1):
-        count += count_bits(candidates[i])
-        if count <= draw:
-            before = count
-            q = i + 1
-    word = candidates[q]
-    for _ in range(draw - before):
-        word &= word - np.uint64(1)
-    return (q << 6) + lowest_bit(word)
-
+from jaxcoll.collective import Collective
+from jaxcoll.numerics.compiled import kernel
+from jaxcoll.synth.tacos.bits import bit_of, lowest_bit
+from jaxcoll.topology import Topology
 
 WORD = 64  # slots in a word
 
 _ZERO = np.uint64(0)
+
+
+def relays(collective: Collective) -> bool:
+    """Whether chunks that are copied may pass ranks that do not want them."""
+    copies = collective.traits.copies
+    return copies and any(len(group) < collective.num_ranks for group in collective.groups)
 
 
 class Network(NamedTuple):
@@ -109,6 +46,48 @@ class Network(NamedTuple):
     near_ptr: np.ndarray
     near: np.ndarray
 
+    @classmethod
+    def of(cls, topology: Topology) -> Network:
+        """A topology without switches, as the kernels read it."""
+        in_ptr, in_link = topology.in_links
+        ranks = np.arange(topology.num_ranks + 1)
+        joined = np.ones(topology.num_links, bool)
+        # The first of parallel links: neighbours are counted once, however many links lead to them.
+        joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
+        return cls(
+            src=topology.src,
+            dst=topology.dst,
+            in_ptr=in_ptr,
+            in_link=in_link,
+            out_ptr=np.searchsorted(topology.src, ranks),
+            near_ptr=np.searchsorted(topology.src[joined], ranks),
+            near=topology.dst[joined],
+        )
+
+
+class Slots(NamedTuple):
+    """Which bit stands for which chunk: the chunk of each slot, and the slot of each chunk.
+
+    Random slots spread the chunks of every region of the network over all blocks. Those of a group
+    stay together, so that a rank has few blocks to look at.
+    """
+
+    chunk: np.ndarray
+    of_chunk: np.ndarray
+
+    @classmethod
+    def drawn(cls, collective: Collective, random: np.random.Generator) -> Slots:
+        """Random slots for the chunks of a collective, int32 of shape (chunks,) each."""
+        chunk = np.concatenate(
+            [
+                random.permutation(np.arange(first, last, dtype=np.int32))
+                for first, last in itertools.pairwise(collective.chunk_ptr)
+            ]
+        )
+        of_chunk = np.empty(collective.num_chunks, np.int32)
+        of_chunk[chunk] = np.arange(collective.num_chunks)
+        return cls(chunk, of_chunk)
+
 
 class Holdings(NamedTuple):
     """The chunks that ranks hold and lack; one search's own copy, changed as it goes.
@@ -117,8 +96,8 @@ class Holdings(NamedTuple):
         have: chunks each rank holds, uint64 of shape (blocks, ranks, words).
         lack: chunks each rank may still take: those it wants, and those it may relay; of the
             same shape, or without blocks where these are all chunks that it does not hold.
-        relay: of the chunks that a rank lacked at first, those it does not want; of the same shape,
-            or without blocks where every rank wants all it may take.
+        relay: among the chunks that a rank lacked at first, those it does not want; of the same
+            shape, or without blocks where every rank wants all it may take.
         left: how many chunks each rank may still take, int64 of shape (ranks,).
         offer: bitmap of the blocks in which a link's source may have something for its
             destination, uint64 of shape (links, words).
@@ -129,6 +108,39 @@ class Holdings(NamedTuple):
     relay: np.ndarray
     left: np.ndarray
     offer: np.ndarray
+
+    @classmethod
+    def empty(
+        cls, links: int, collective: Collective, words: int, lists: bool, relay: bool
+    ) -> Holdings:
+        """Nobody holds, wants or relays anything.
+
+        Args:
+            words: words in a block.
+            lists: whether to keep a table of what ranks lack.
+            relay: whether ranks relay what they do not want.
+        """
+        blocks = -(-collective.num_chunks // (WORD * words))
+
+        def table(wanted: bool) -> np.ndarray:
+            return np.zeros((blocks if wanted else 0, collective.num_ranks, words), np.uint64)
+
+        return cls(
+            have=table(True),
+            lack=table(lists),
+            relay=table(relay),
+            left=np.zeros(collective.num_ranks, np.int64),
+            offer=np.zeros((links, -(-blocks // WORD)), np.uint64),
+        )
+
+    def fill(
+        self, network: Network, cost: np.ndarray, slots: Slots, collective: Collective
+    ) -> tuple[int, int]:
+        """Take in the conditions of an all_gather or broadcast; see ``prepare``."""
+        shard = slice(None, None, collective.chunks_per_shard)
+        shards = collective.owner[shard], collective.group_of_chunk[shard]
+        groups = collective.chunk_ptr, collective.group_of_rank
+        return prepare(network, cost, slots.of_chunk, *shards, *groups, self)
 
 
 @kernel(inline="always")
@@ -153,7 +165,7 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
     Args:
         cost: length of each link on a path, int64 above 0 of shape (links,).
         slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
-        shard_owner, shard_group: of each shard, in order of its chunks.
+        shard_owner, shard_group: owner and group of each shard, in order of its chunks.
         chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
         group_of_rank: group of each rank, -1 for none.
 
@@ -300,196 +312,3 @@ def prune(net, relay, slot, step_ptr, edge, chunk):
             steps += 1
             kept_ptr[steps] = sends
     return kept_ptr[: steps + 1]
-
-
-# Words in a block: the networks are smaller than those that run in lockstep.
-WORDS = 8
-BLOCK = WORD * WORDS
-
-# Where a search is between two calls of its kernel, an int64 each: deliveries still wanted, the
-# time, when the last send so far arrives, sends made, arrivals to come, and ranks that wait.
-WANTED, TIME, FINISH, SENDS, UNDER_WAY, WAITING = range(6)
-
-# Links times slots that are looked at in a call of a kernel, which sees no signals.
-_PLACES_AT_ONCE = 1 << 24
-
-
-class Costs(NamedTuple):
-    """The time that sends take, in ticks.
-
-    Attributes:
-        alpha: a message's latency, int64 of shape (links,).
-        serial: time that each chunk adds to its message, int64 of shape (links, sizes), above 0.
-        size: which size the chunk of each slot has, int32 of shape (slots,).
-        rate: chunks that a link carries in a fixed time, for comparison, int64 of shape (links,).
-        first, last, faster: slow-link avoidance (the rule patient): link i brings no chunk that one
-            of the ranks ``faster[first[i]:last[i]]`` has or is about to get, int64; see
-            ``rules``.
-    """
-
-    alpha: np.ndarray
-    serial: np.ndarray
-    size: np.ndarray
-    rate: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    faster: np.ndarray
-
-
-class PointToPoint(NamedTuple):
-    """Where point-to-point chunks may go; without blocks where chunks are copied.
-
-    Attributes:
-        onward: the chunks that each link brings nearer, bits of shape (blocks, links, WORDS).
-        target: the rank that wants the chunk of each slot, int32 of shape (slots,).
-        distance: from rank to rank, int64 of shape (ranks, ranks).
-    """
-
-    onward: np.ndarray
-    target: np.ndarray
-    distance: np.ndarray
-
-
-class Workspace(NamedTuple):
-    """Scratch of the search, the ranks that wait and the messages under way.
-
-    Attributes:
-        link, load, number, head: the idle links into the rank being matched, int64: the link, the
-            ticks its message takes, the number of its chunks, and the first of them.
-        slot, next: the chunks taken by these links: the slot, and the next chunk of the same link.
-        candidates, planes, carry: scratch of a block.
-        copies: how many ranks hold each slot or soon will, int32.
-        first, last: each link carries the sends ``first..last - 1``, int64; zeros.
-        times, events: heap of arrivals in ticks, and their links, int64 of shape (links,).
-        waiting, waits: ranks whose links are to be matched, and whether each rank is one.
-        random: state of the random generator, one uint64 above 0.
-    """
-
-    link: np.ndarray
-    load: np.ndarray
-    number: np.ndarray
-    head: np.ndarray
-    slot: np.ndarray
-    next: np.ndarray
-    candidates: np.ndarray
-    planes: np.ndarray
-    carry: np.ndarray
-    copies: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    times: np.ndarray
-    events: np.ndarray
-    waiting: np.ndarray
-    waits: np.ndarray
-    random: np.ndarray
-
-
-class Goal(NamedTuple):
-    """The end of a search, and how it gets there.
-
-    Attributes:
-        rule: a number of ``rules.Rule``.
-        most: chunks that a message may carry.
-        limit: ticks to stay below. No link takes a chunk when even the smallest would arrive
-            later, which leaves the chunk to a faster link; the search is given up when nothing
-            faster can be found.
-    """
-
-    rule: int
-    most: int
-    limit: int
-
-
-class Sends(NamedTuple):
-    """Columns of the schedule: start in ticks, link and slot of every send."""
-
-    start: np.ndarray
-    edge: np.ndarray
-    slot: np.ndarray
-
-
-# ---------------------------------------------------------------------- before the first event
-
-
-def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
-    """Fills empty ``Holdings`` and ``PointToPoint``, but for targets; returns how many chunks move.
-
-    Args:
-        cost: length of each link on a path, int64 above 0 of shape (links,).
-        holder: rank that has each chunk.
-        slot: slot of each chunk.
-    """
-    wanted = _place_chunks(net, cost, holder, slot, direct, now)
-    links, at_once = len(net.src), max(1, _PLACES_AT_ONCE // max(1, len(slot)))
-    for first in range(0, links, at_once):
-        _mark_onward(net, cost, direct, first, min(first + at_once, links))
-    return wanted
-
-
-@kernel(cache=True, nogil=True)
-def _place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
-    """Where chunks are, and distances."""
-    wanted = 0
-    for v in range(len(now.left)):
-        measure(net, cost, v, direct.distance[v])
-    now.left[:] = 1  # a rank may always get something to pass on
-    for c in range(len(slot)):
-        block, word, bit = place(slot[c], WORDS)
-        u, t = holder[c], direct.target[slot[c]]
-        # A chunk that starts where it is wanted never moves.
-        if u == t:
-            continue
-        wanted += 1
-        now.have[block, u, word] |= bit
-        for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
-            now.offer[link, block >> 6] |= bit_of(block)
-    return wanted
-
-
-@kernel(cache=True, nogil=True)
-def _mark_onward(net: Network, cost, direct: PointToPoint, first, last):
-    """Marks the chunks that some links bring nearer to their targets."""
-    for link in range(first, last):
-        u, v = net.src[link], net.dst[link]
-        for s in range(len(direct.target)):
-            t = direct.target[s]
-            if direct.distance[v, t] + cost[link] == direct.distance[u, t]:
-                block, word, bit = place(s, WORDS)
-                direct.onward[block, link, word] |= bit
-
-
-# ---------------------------------------------------------------------- after the last event
-
-
-@kernel(cache=True, nogil=True)
-def retime(net: Network, costs: Costs, step_ptr, edge, slot, available, start):
-    """When each send leaves if every message leaves as early as its link and its chunks allow.
-
-    Args:
-        step_ptr, edge, slot: the schedule.
-        available: zeros, (ranks, slots), scratch.
-        start: receives the start of each send, ticks.
-
-    Returns:
-        When the last one arrives.
-    """
-    free = np.zeros(len(net.src), np.int64)
-    finish = np.int64(0)
-    for t in range(len(step_ptr) - 1):
-        i = step_ptr[t]
-        while i < step_ptr[t + 1]:
-            link = edge[i]
-            u, v = net.src[link], net.dst[link]
-            # Sends of a step on one link are one message, which pays its latency once.
-            begin, load, end = free[link], costs.alpha[link], i
-            while end < step_ptr[t + 1] and edge[end] == link:
-                begin = max(begin, available[u, slot[end]])
-                load += costs.serial[link, costs.size[slot[end]]]
-                end += 1
-            for j in range(i, end):
-                start[j] = begin
-                available[v, slot[j]] = begin + load
-            free[link] = begin + load
-            finish = max(finish, begin + load)
-            i = end
-    return finish

@@ -50,6 +50,7 @@ class EarliestTree(Synthesizer):
     nbytes: float = BUCKET_BYTES
 
     name: ClassVar[str] = "earliest_tree"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"broadcast"})
     has_nbytes: ClassVar[bool] = True
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK

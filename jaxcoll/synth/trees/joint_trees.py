@@ -106,6 +106,7 @@ class JointTrees(Synthesizer):
     rounds: int = 8
 
     name: ClassVar[str] = "joint_trees"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
     put_off: ClassVar[float] = FIRST
     # All counts before the last together take as long as the last: seconds on tens of ranks.

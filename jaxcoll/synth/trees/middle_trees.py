@@ -88,6 +88,7 @@ class MiddleTrees(Synthesizer):
     nth: int = 0
 
     name: ClassVar[str] = "middle_trees"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies_sums)
     has_nbytes: ClassVar[bool] = True
     send_work: ClassVar[float] = IN_BLOCKS

@@ -75,6 +75,7 @@ class MultiTree(Synthesizer):
     nearest_first: bool = False
 
     name: ClassVar[str] = "multitree"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 

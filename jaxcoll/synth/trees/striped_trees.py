@@ -64,6 +64,7 @@ class StripedTrees(Synthesizer):
     nbytes: float = BUCKET_BYTES
 
     name: ClassVar[str] = "striped_trees"
+    orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"broadcast"})
     has_nbytes: ClassVar[bool] = True
     most_chunks: ClassVar[int] = 2**13

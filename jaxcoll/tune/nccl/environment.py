@@ -1,9 +1,7 @@
-"""From a table to NCCL: rules per collective and size, and variables for a whole process.
+"""From a table to the variables of NCCL that hold for a whole process: threads and transport.
 
-A tuner of NCCL follows rules (``jaxcoll.io.nccl``): its interface sets algorithm, protocol,
-channels and, from v6 on, chunk size. AutoCCL tunes two more (NSDI 2025, Table 2), the number of
-threads and the transport, which NCCL reads from the environment once, for all collectives of a
-process.
+AutoCCL tunes both (NSDI 2025, Table 2). A tuner's rules cannot set them (``rules``): NCCL reads
+them from the environment once, for all collectives of a process.
 
 Sources: ``getNthreads`` in ``src/graph/tuning.cc`` and the transports of NCCL 2.30; NCCL's user
 guide for the variables.
@@ -14,15 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jaxcoll.configurations import Config, Task, Value
+from jaxcoll.configurations import Config, Value
 from jaxcoll.errors import TuneError
-from jaxcoll.io.nccl.conf import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 
-# Per protocol the variable that sets the threads of a block, and the least and most that NCCL
-# takes; it replaces other numbers, and numbers that are not multiples of 32.
+# For each protocol, the variable that sets the threads of a block, and the least and most that NCCL
+# accepts; NCCL replaces other numbers, and numbers that are not multiples of 32.
 THREADS = {
     "simple": ("NCCL_NTHREADS", 64, 512),
     "ll": ("NCCL_NTHREADS", 64, 512),
@@ -34,85 +31,13 @@ TRANSPORTS = {
 }
 
 
-def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[NcclRule, ...]:
-    """The rules that a table of NCCL's configurations implies, by collective, ranks and size.
-
-    Every configuration answers for the sizes of ``Table.ranges``. A configuration has the
-    parameters ``algorithm`` and ``protocol``, and may have ``channels`` and ``chunk_bytes``; what
-    else it has, NCCL's interface cannot set per collective (``environment``).
-
-    Args:
-        nodes: hosts of the communicators; None for any.
-
-    Raises:
-        TuneError: a table without decisions for the machine, a configuration without an algorithm
-            or a protocol, one that NCCL never runs; tasks of several dtypes that differ in their
-            configurations, since NCCL's rules do not depend on the dtype.
-    """
-    checks.instance(table, Table, "table", TuneError)
-    checks.instance(machine, Machine, "machine", TuneError)
-    checks.optional(nodes, checks.integer, "nodes", TuneError, least=1)
-    families: dict[tuple, list[Task]] = {}
-    for where, task in table.decisions:
-        if where == machine:
-            families.setdefault((task.collective, task.group_size), []).append(task)
-    if not families:
-        raise TuneError(f"the table has no decisions for {machine}; tune there first")
-    rules: list[NcclRule] = []
-    for (collective, ranks), tasks in sorted(families.items()):
-        # Tasks of several sizes share ranges, so they agree unless they differ in something else.
-        ranges = {table.ranges(task, machine) for task in tasks}
-        if len(ranges) > 1:
-            raise TuneError(
-                f"{collective} on {ranks} ranks was tuned apart for several dtypes, topologies or "
-                "numbers of groups, which NCCL's rules cannot tell from each other; give a table "
-                "of one of them"
-            )
-        for part in ranges.pop():
-            sizes = part.min_bytes, part.max_bytes
-            rules.append(_rule(collective, sizes, part.config, nodes, ranks))
-    return tuple(rules)
-
-
-def _rule(
-    collective: str,
-    sizes: tuple[int, int | None],
-    config: Config,
-    nodes: int | None,
-    ranks: int,
-) -> NcclRule:
-    for name in ("algorithm", "protocol"):
-        if name not in config:
-            raise TuneError(
-                f"a configuration for NCCL has an algorithm and a protocol, ({config}) no {name}"
-            )
-    if config["algorithm"] not in ALGORITHMS:
-        raise TuneError(
-            f"NCCL has no algorithm {config['algorithm']!r}; only tables that were tuned on NCCL's "
-            "own configurations (Space.nccl()) can be written for it"
-        )
-    options: dict = {name: config[name] for name in ("channels", "chunk_bytes") if name in config}
-    return NcclRule(
-        collective,
-        *sizes,
-        str(config["algorithm"]),
-        str(config["protocol"]),
-        nodes=nodes,
-        ranks=ranks,
-        **options,
-    )
-
-
-# ---------------------------------------------------------------------- a whole process
-
-
 @dataclasses.dataclass(frozen=True)
 class Environment:
     """Variables for all collectives of a process.
 
     Attributes:
         variables: values by name.
-        overruled: lines that say which tasks were tuned with other values.
+        overruled: lines that name the tasks that were tuned with other values.
     """
 
     variables: Mapping[str, str]
@@ -126,13 +51,13 @@ class Environment:
 
 
 def environment(table: Table, machine: Machine) -> Environment:
-    """The variables that serve a table's configurations best.
+    """The variables that suit a table's configurations best.
 
-    Where tasks disagree, the value with the most seconds behind it is set: the sum of the times of
-    the tasks that were tuned with it.
+    If tasks disagree, the value with the most seconds is set, that is the largest sum of the times
+    of the tasks that were tuned with it.
 
     Raises:
-        TuneError: a number of threads or a transport that NCCL does not take.
+        TuneError: NCCL does not accept a number of threads or a transport.
     """
     checks.instance(table, Table, "table", TuneError)
     checks.instance(machine, Machine, "machine", TuneError)
@@ -147,7 +72,7 @@ def environment(table: Table, machine: Machine) -> Environment:
             behind = votes.setdefault(name, {})
             behind[value] = behind.get(value, 0.0) + (decision.seconds or 0.0)
             tuned.append((name, value, str(task)))
-    # Sorted, so that of values with equal votes the first by name is set, on every process.
+    # Sorted, so that every process takes the first by name among values with equal votes.
     chosen = {name: max(sorted(v), key=v.__getitem__) for name, v in sorted(votes.items())}
     overruled = tuple(
         f"{task} was tuned with {name}={value}, not {chosen[name]}"
@@ -159,7 +84,7 @@ def environment(table: Table, machine: Machine) -> Environment:
 
 def _variables(config: Config) -> dict[str, str]:
     """The variables of one configuration; every transport sets both switches."""
-    # Both: a switch that is left out may be set by whoever starts the process.
+    # Both are set, because the process that starts this one may have set the other.
     variables: dict[str, str] = {}
     if (threads := config.get("threads")) is not None:
         name, least, most = THREADS[_known(config, "protocol", tuple(THREADS))]

@@ -1,4 +1,4 @@
-"""nccl-tests: its times (``jaxcoll.io.nccl.nccl_tests``), recorded in tables of tuning."""
+"""Times of nccl-tests (``jaxcoll.io.nccl.nccl_tests``), recorded in tables of tuning."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Measurement", "Measurements", "loads", "loads_json"]
 
 @dataclasses.dataclass(frozen=True)
 class Measurements(nccl_tests.Measurements):
-    """The times of a run of nccl-tests, to record in a table."""
+    """The times of a run of nccl-tests, to be recorded in a table."""
 
     def add_to(
         self, table: Table, config: Config, machine: Machine, collective: str | None = None
     ) -> int:
-        """Record the times of a configuration in a table; the number of times recorded.
+        """Record the times of a configuration in a table, and return the number of times recorded.
 
         Rows with wrong values are quarantined; rows of 0 bytes are left out.
 
         Args:
-            collective: where the text does not say it.
+            collective: the collective, if the text does not name it.
 
         Raises:
-            FormatError: neither says the collective.
-            TuneError: a table, configuration or machine that is none.
+            FormatError: neither names the collective.
+            TuneError: the table, configuration or machine has another type.
         """
         checks.instance(table, Table, "table", TuneError)
         kind = self.collective or collective

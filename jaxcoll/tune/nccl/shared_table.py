@@ -1,9 +1,9 @@
 """Shared tables: rules that the tuner plugin for NCCL follows while a program runs.
 
 ``plugin/`` holds the plugin, a C library that NCCL loads; ``build`` compiles it. ``SharedTable`` is
-a file that a process and the plugin in it both map. ``publish`` writes a new generation of rules,
-which the next collective that NCCL plans sees. A collective that is captured in a CUDA graph stays
-as it was captured.
+a file that is mapped by a process and by the plugin in it. ``publish`` writes a new generation of
+rules, which applies to the next collective that NCCL plans. A collective in a captured CUDA graph
+does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxcoll.io.nccl.conf import (
 from jaxcoll.numerics import checks
 
 SOURCES = Path(__file__).parent / "plugin"
-# The variable that tells the plugin where the table of its process is.
+# The variable that tells the plugin the path of its process's table.
 VARIABLE = "JAXCOLL_NCCL_TABLE"
 
 # As in plugin/shared_table.h.
@@ -46,11 +46,11 @@ class SharedTable:
     """A table that the plugin in this process follows.
 
     All ranks must publish the same rules at the same place of their programs, with no collective in
-    between: between two steps, as ``training_step.processes`` arranges. So every process has a file
-    of its own.
+    between: between two steps, as ``training_step.processes`` arranges. So every process has its
+    own file.
 
     Args:
-        path: of the file, which is replaced; a file in memory, such as in /dev/shm, is best.
+        path: path of the file, which is replaced; a file in memory, such as in /dev/shm, is best.
         capacity: the most rules that it can hold.
     """
 
@@ -64,14 +64,14 @@ class SharedTable:
 
     @property
     def generation(self) -> int:
-        """How often rules were published."""
+        """The number of times that rules were published."""
         return _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0] // 2
 
     def publish(self, rules: Iterable[NcclRule]) -> int:
-        """Replace the rules; the new generation.
+        """Replace the rules, and return the new generation.
 
         Raises:
-            TuneError: more rules than the capacity. The table is unchanged.
+            TuneError: there are more rules than the capacity; the table is unchanged.
         """
         rows = [_packed(rule) for rule in checked_rules(rules)]
         if len(rows) > self.capacity:
@@ -79,8 +79,8 @@ class SharedTable:
                 f"{len(rows)} rules do not fit into a shared table of {self.capacity}; make one "
                 "with a larger capacity="
             )
-        # A sequence lock: while the number is odd, or where it changed meanwhile, the plugin keeps
-        # the rows it has. It never waits for this process, which may be stopped at any line.
+        # A sequence lock: while the number is odd, or if it changed meanwhile, the plugin keeps the
+        # rows it has. It never waits for this process, which may be stopped at any line.
         sequence = 2 * self.generation
         _SEQUENCE.pack_into(self._memory, _SEQUENCE_AT, sequence + 1)  # odd: being written
         content = b"".join(rows)
@@ -90,7 +90,7 @@ class SharedTable:
         return self.generation
 
     def environment(self, plugin: str | os.PathLike) -> dict[str, str]:
-        """The variables by which NCCL loads the plugin and the plugin finds this table.
+        """The variables that make NCCL load the plugin and the plugin find this table.
 
         Set them in this process before NCCL makes its first communicator.
         """
@@ -121,10 +121,10 @@ def _packed(rule: NcclRule) -> bytes:
 
 
 def build(target: str | os.PathLike, compiler: str = "cc") -> Path:
-    """Compile the plugin to a shared library; its path.
+    """Compile the plugin to a shared library, and return its path.
 
     Raises:
-        TuneError: no such compiler, or one that fails.
+        TuneError: there is no such compiler, or it fails.
     """
     path = shutil.which(checks.text(compiler, "compiler", TuneError))
     if path is None:

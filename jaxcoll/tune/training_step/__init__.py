@@ -1,16 +1,17 @@
-"""The online tuner. Here are its states and all of its transitions, in one table.
+"""The online tuner: its states and all of its transitions, in one table.
 
-The leader moves at checkpoints only: it sees what all processes report, names it as one event, and
-``TRANSITIONS`` says which state follows. Nothing else decides about states, so whatever the tuner
-may do can be read off the table; docs/tuner-online.md holds it as ``as_markdown`` prints it. An
-ordinary run, of a step with one program for all candidates::
+The leader changes states only at checkpoints: it reads the reports of all processes, reduces them
+to one event, and ``TRANSITIONS`` gives the next state. Nothing else decides about states, so the
+table shows all that the tuner may do; docs/tuner-online.md holds it as ``as_markdown`` prints it.
+An ordinary run, for a step with one program for all candidates::
 
     warm --PREPARED--> search --FINALISTS--> compile --COMPILED--> final --KNOWN--> settled
 
-Then in reading order: ``regression`` (effects of candidates from times of steps), ``processes``
-(one decision for all, and the messages that lead to it), ``leader`` (what is measured, and runs
-next), ``programs`` and ``preparation`` (candidates compiled and compared with ``jax.lax``),
-``timing`` (and signals), ``report``, ``online_tuner``.
+Further modules in reading order: ``regression`` (effects of candidates from times of steps),
+``processes`` (one decision for all, and the messages that lead to it), ``leader`` (the measured
+times, and the next programs), ``background`` (where compilers run), ``programs`` and
+``switch_program`` (a step by one candidate per task, and one program for all), ``preparation``
+(candidates compared with ``jax.lax``), ``timing`` (and signals), ``report``, ``online_tuner``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RUNS: Mapping[State, str] = {
 
 
 class Event(enum.Enum):
-    """The leader's finding at a checkpoint, by the reports of all processes."""
+    """The leader's finding at a checkpoint, from the reports of all processes."""
 
     COMPILING = "compilers are at work"
     TO_COMPARE = "candidates are not compared with `jax.lax` yet"
@@ -82,13 +83,13 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = {
     (State.PROBE, Event.AS_USUAL): State.SETTLED,
     (State.PROBE, Event.DRIFTED): State.SEARCH,
     (State.PROBE, Event.DRIFTED_APART): State.COMPILE,
-    # Whatever it was doing, a tuner that cannot go on leaves the default.
+    # In any state, a tuner that cannot continue leaves the default.
     **{(state, Event.FAILED): State.SETTLED for state in State},
 }
 
 
 def as_markdown() -> str:
-    """The states and their transitions as a table of docs/tuner-online.md."""
+    """The states and their transitions, as the table of docs/tuner-online.md."""
     lines = ["| state | what runs | at its checkpoint | next state |", "| --- | --- | --- | --- |"]
     shown: set[State] = set()
     order = list(State).index

@@ -1,18 +1,18 @@
 """The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
-At a checkpoint it sees what all processes report (``Progress``), names it as an event
+At a checkpoint it reads the reports of all processes (``Progress``), reduces them to an event
 (``_event_after``), moves by the table of ``TRANSITIONS`` and writes the ``Decision`` of the new
 state (``_decision_in``).
 
-Which candidate of each task is fastest is measured by the times of whole steps (``Race``). All
-tasks of a step try another candidate in every step, and a regression over the steps separates the
-tasks (``regression``; a factorial design: Box, Hunter and Hunter, "Statistics for Experimenters",
-ch. 5). So a step says something about every task, and many tasks need hardly more steps than one.
+The times of whole steps tell which candidate of each task is fastest (``Race``). All tasks of a
+step try another candidate in every step, and a regression over the steps separates the tasks
+(``regression``; a factorial design: Box, Hunter and Hunter, "Statistics for Experimenters", ch. 5).
+So a step gives information about every task, and many tasks need hardly more steps than one.
 
-After one pass over all candidates the next steps run what samples of the posterior find fastest
-(Thompson, Biometrika 1933): likely winners most often. Half of the time a task runs its second
-sample instead, the rival of the likely winner (top-two sampling; Russo, Operations Research 2020),
-since what tells the winner apart is how much slower its rivals are.
+After one pass over all candidates the next steps run the choices that are fastest in samples of the
+posterior (Thompson, Biometrika 1933), so likely winners run most often. Half of the time a task
+runs its second sample instead, the rival of the likely winner (top-two sampling; Russo, Operations
+Research 2020), because the winner is known only when its rivals are known to be slower.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from jaxcoll.tune.training_step.regression import (
     kinship,
 )
 
-# Steps between two questions whether compilers in the background have finished.
+# Steps between two checks whether compilers in the background have finished.
 POLL_STEPS = 4
-# Candidates compared with ``jax.lax`` after a step: its delay is that of so many collectives.
+# Candidates compared with ``jax.lax`` after a step, which is delayed by that many collectives.
 COMPARED_PER_STEP = 3
-# Steps of a probe; work already under way delays the first, which is not timed.
+# Steps of a probe; work that is already running delays the first, which is not timed.
 PROBE_STEPS = 4
-# A settled step that is slower than when it was chosen by this factor, in so many probes in
-# succession, has drifted.
+# A settled step has drifted if it is slower than when it was chosen by this factor, in so many
+# probes in succession.
 _DRIFT = 1.25
 _PROBES = 3
-# Steps per finalist: enough on a calm machine, and at most where noise hides the difference.
+# Steps per finalist: enough on a calm machine, and the most if noise hides the difference.
 _FINAL_STEPS = 4
 _MOST_FINAL_STEPS = 12
-# Share of a step to which the finalists' difference from the default is to be known.
+# Share of a step to which the finalists' difference from the default should be known.
 _FINAL_ERROR = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A search's choice: candidates per task, those refused, their program and ``kinship``."""
+    """A search's choice: candidates per task, refused ones, their program and ``kinship``."""
 
     sizes: tuple[int, ...]
     refused: tuple[tuple[int, int], ...]
@@ -67,12 +67,12 @@ class _Prepared:
 
 
 class Leader:
-    """Decides what the steps run.
+    """Decides which programs the steps run.
 
     Args:
-        seed: of the order of candidates.
-        most_steps: of a search; see ``_most_steps`` when omitted.
-        watch_steps: between two probes of a settled step.
+        seed: seed for the order of candidates.
+        most_steps: the most steps of a search; ``_most_steps`` if omitted.
+        watch_steps: steps between two probes of a settled step.
     """
 
     def __init__(self, *, seed: int = 0, most_steps: int | None = None, watch_steps: int = 200):
@@ -87,7 +87,7 @@ class Leader:
         self._uncompared: list[tuple[int, int]] | None = None
 
     def decide(self, reports: Sequence[Progress]) -> Decision:
-        """The next decision from the reports of all processes, who ran the same steps."""
+        """The next decision from the reports of all processes, which ran the same steps."""
         before, event = self._state, self._event_after(reports)
         self._state = TRANSITIONS[before, event]
         return self._decision_in(self._state, before, event)
@@ -95,7 +95,7 @@ class Leader:
     # ------------------------------------------------------------------ events
 
     def _event_after(self, reports: Sequence[Progress]) -> Event:
-        """The meaning of all processes' reports in this state."""
+        """The event that all processes' reports amount to in this state."""
         times = _slowest([report.steps for report in reports])
         is_ready = all(report.is_ready for report in reports)
         candidates = [[configs for _, configs in report.candidates] for report in reports]
@@ -112,7 +112,7 @@ class Leader:
                 return Event.COMPILING
             case State.COMPILE:
                 number = len(self._finalists)
-                # First steps of the finalists are not timed, and all finalists run equally often.
+                # The first steps of finalists are not timed, and all finalists run equally often.
                 left = self._steps_left - number - (number - 1)
                 most = min(_MOST_FINAL_STEPS * number, max(left, _FINAL_STEPS * number))
                 self._final = Race([number], seed=self._seed, within=0.01, most_steps=most)
@@ -156,7 +156,7 @@ class Leader:
         # the winners as programs of their own, as they will run later: a branch may be slower than
         # its program.
         finalists = [(0,) * len(best), best]
-        if len(best) == 1:  # of several tasks it would be the runner-up of one alone
+        if len(best) == 1:  # with several tasks it would be the runner-up of one task only
             finalists.append(self._race.runner_up())
         self._finalists, self._chosen = list(dict.fromkeys(finalists)), best
         return Event.FINALISTS if len(self._finalists) > 1 else Event.DEFAULT_LEADS
@@ -171,7 +171,8 @@ class Leader:
         if tried:
             fit = self._final.fit()
             seconds = fit.seconds((winner,))
-            # Known only when it is told from every other finalist, the default among them.
+            # The winner is known only when it is distinct from every other finalist, including the
+            # default.
             errors = (fit.error(0, winner, i) for i in range(count) if i != winner)
             if not self._final.done and max(errors) > _FINAL_ERROR * seconds:
                 return Event.UNSURE
@@ -184,8 +185,8 @@ class Leader:
     def _after_probe(self, times: Sequence[TimedStep]) -> Event:
         seconds = [second for _, second, _ in times if 0 < second < math.inf]
         is_slow = bool(seconds) and statistics.median(seconds) > _DRIFT * self._usual
-        # Drift: one slow probe may be another job's burst, so several in succession have to be slow
-        # before a search begins again.
+        # A single slow probe may be due to another job's burst, so a search begins again only if
+        # several in succession are slow.
         self._slow = self._slow + 1 if is_slow else 0
         if self._slow < _PROBES or self._prepared is None:
             return Event.AS_USUAL
@@ -194,7 +195,7 @@ class Leader:
         return Event.DRIFTED if self._prepared.has_switch else Event.DRIFTED_APART
 
     def _start_race(self, prepared: _Prepared) -> None:
-        """A race of all candidates, and the finalists where each is a program of its own."""
+        """Start a race of all candidates; if each is its own program, all are finalists."""
         most = self._most_steps or _most_steps(prepared.sizes)
         self._race = Race(
             prepared.sizes,
@@ -207,7 +208,7 @@ class Leader:
         for task, candidate in prepared.refused:
             self._race.fail(task, candidate)
         if not prepared.has_switch:
-            # All of them are finalists: the i-th candidate of all tasks at once.
+            # The i-th finalist runs the i-th candidate of all tasks at once.
             places, alive = range(max(prepared.sizes, default=0)), self._race.alive
             chosen = [tuple(i if i in left else 0 for left in alive) for i in places]
             self._finalists = list(dict.fromkeys(chosen))
@@ -226,7 +227,8 @@ class Leader:
                     compare = tuple(tuple(now[i : i + COMPARED_PER_STEP]) for i in starts)
                 return Decision(state, "plain", ((),), len(compare) or POLL_STEPS, compare=compare)
             case State.SEARCH:
-                # As many as the race plans ahead: a checkpoint more often would decide nothing.
+                # As many steps as the race plans ahead: more frequent checkpoints would decide
+                # nothing.
                 choices = [self._race.next() for _ in range(max(4, self._race.planned))]
                 if before is not state:
                     choices = [choices[0], *choices]  # the first call is not timed
@@ -251,8 +253,8 @@ class Leader:
 
 def _most_steps(sizes: Sequence[int]) -> int:
     """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30."""
-    # More candidates lie closer together, hence more steps for each. Several tasks, which a step
-    # measures together, take about half as many again as one.
+    # With more candidates, differences are smaller, so each candidate needs more steps. Several
+    # tasks, which a step measures together, need about half as many steps again as one.
     longest = max(sizes, default=1)
     if len(sizes) < 2:
         return max(2, 8 * longest // 3 if longest <= 15 else 4 * longest)
@@ -268,8 +270,8 @@ def _most_timed(sizes: Sequence[int]) -> int:
 
 def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
     """The longest time that any process measured, step by step."""
-    # A collective ends everywhere when the slowest process does; a time that is NaN counts as
-    # infinite, since it says that one of them did not measure.
+    # A collective ends everywhere when the slowest process ends it. A time that is NaN counts as
+    # infinite, since it means that one of them did not measure.
     return [
         TimedStep(
             steps[0].choice,
@@ -280,31 +282,30 @@ def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
     ]
 
 
-# Samples among which a rival of the first one's winner is looked for.
+# Samples in which a rival of the first sample's winner is looked for.
 _RIVALS = 20
 # Samples from which the probability of a wrong choice is estimated.
 _SAMPLES = 400
 
 
 class Race:
-    """Chooses what the next step runs, until the fastest candidates are known well enough.
+    """Chooses the candidates of the next step, until the fastest are known well enough.
 
     Candidates that are slower than the fastest of their task by more than the noise allows are not
-    tried again. The race ends when probably no choice of a task is slower than the best one left by
-    more than ``within`` of a step, or after ``most_steps``.
+    tried again. The race ends when probably no task's choice is slower than its best remaining
+    candidate by more than ``within`` of a step, or after ``most_steps``.
 
     Args:
-        sizes: candidates of each task; candidate 0 is the default.
-        seed: of the order in which candidates are tried.
+        sizes: number of candidates of each task; candidate 0 is the default.
+        seed: seed for the order in which candidates are tried.
         within: share of a step that a choice may cost without being wrong.
         risk: probability of a wrong choice at which the race ends.
-        confidence: standard errors by which a candidate is slower that is not tried again.
-        most_steps: steps after which the race ends anyway; four per candidate when omitted.
-        related: ``regression.kinship`` of the candidates; None where tasks have nothing to do with
-            each other.
+        confidence: number of standard errors by which a candidate must be slower to be dropped.
+        most_steps: the most steps of the race; four per candidate if omitted.
+        related: ``regression.kinship`` of the candidates; None if tasks are unrelated.
 
     Raises:
-        TuneError: a task without candidates, or arguments out of range.
+        TuneError: a task has no candidates, or arguments are out of range.
     """
 
     def __init__(
@@ -336,13 +337,13 @@ class Race:
     @property
     def done(self) -> bool:
         """Whether no more steps are wanted."""
-        # Times that are not numbers, or never told, must not keep the race going for ever.
+        # Times that are not numbers, or never reported, must not keep the race running forever.
         is_over = len(self.choices) >= self.most_steps or self._asked >= 2 * self.most_steps
         return is_over or self._is_sure or all(len(a) == 1 for a in self.alive)
 
     @property
     def planned(self) -> int:
-        """How many steps are chosen before the times of the last ones count."""
+        """The number of steps that are chosen before the times of the last ones count."""
         longest = max(map(len, self.alive))
         return max(2, longest // 4) if self.choices else longest
 
@@ -358,9 +359,9 @@ class Race:
         """Report the time of a step; NaN and times that are not above 0 are ignored.
 
         Args:
-            choice: that ran.
-            seconds: of the step.
-            tasks: seconds of each task, where the step was profiled.
+            choice: the choice that ran.
+            seconds: time of the step.
+            tasks: seconds of each task, if the step was profiled.
         """
         if math.isfinite(seconds) and seconds > 0:
             self.choices.append(choice)
@@ -379,11 +380,11 @@ class Race:
         return fit(self.sizes, self.choices, self.seconds, self._related)
 
     def best(self) -> Choice:
-        """The fastest candidate of each task by the steps so far; the defaults before any."""
+        """The fastest candidate of each task in the steps so far; the defaults before any step."""
         return self._best(self.fit()) if self.choices else (0,) * len(self.sizes)
 
     def runner_up(self) -> Choice:
-        """The best choice but for one task, by the candidate that most likely beats the best."""
+        """The best choice, except for the candidate of one task that most likely beats the best."""
         best = self.best()
         if not self.choices:
             return best
@@ -401,7 +402,7 @@ class Race:
 
     @property
     def _unknowns(self) -> int:
-        """With fewer steps than this the spread about the fit says nothing of the noise."""
+        """The number of unknowns; with fewer steps the spread about the fit is not the noise."""
         by_task = [size - 1 for size in self.sizes]
         return 2 + (max(by_task, default=0) if self._is_profiled else sum(by_task))
 
@@ -419,9 +420,9 @@ class Race:
     def _first_pass(self) -> list[Choice]:
         """Every candidate of every task at least once, in random combinations."""
         longest = max(map(len, self.alive))
-        # One step times one candidate of every task at once, and the fit takes the steps apart.
-        # Random combinations keep the candidates of different tasks from always meeting, which
-        # would confound them.
+        # One step times one candidate of every task at once, and the fit separates them. Random
+        # combinations avoid that the same candidates of different tasks always meet, which would
+        # confound them.
         columns = []
         for alive in self.alive:
             passes = -(-longest // len(alive))
@@ -438,8 +439,8 @@ class Race:
         chosen = []
         for samples in np.split(self._samples(now, self.planned * _RIVALS), self.planned):
             # Thompson sampling: a candidate is tried as often as it is probably the fastest.
-            # Top-two (Russo, 2016): in half of the tries a rival of that winner instead, since to
-            # know the best is to know that the second is worse.
+            # Top-two sampling (Russo, 2016): half of the tries run a rival of that winner instead,
+            # since the best is known only if the second best is known to be worse.
             first, *others = map(self._fastest, samples)
             for_rival = self._rng.random(len(first)) < 0.5
             chosen.append(
@@ -451,7 +452,7 @@ class Race:
         return chosen
 
     def _samples(self, now: Fit, number: int) -> Floats:
-        """Effects of all candidates as they may be by the steps so far, a row per sample."""
+        """Possible effects of all candidates, given the steps so far, with a row per sample."""
         mean = np.concatenate(now.effects)
         jitter = 1e-9 * now.covariance.max() * np.eye(len(mean))
         spread = np.linalg.cholesky(now.covariance + jitter)

@@ -1,9 +1,10 @@
 """The online tuner: a training step that finds its fastest configurations while it trains.
 
 AutoCCL (Xu et al., NSDI 2025, Sec. 5) tunes collectives in the first iterations of training, under
-the interference of its computation. All processes run the same steps. At checkpoints, steps that
-all of them know, the leader decides which choices run until the next one (``leader``,
-``processes``); between them a step only looks up what it runs. The folder has the states.
+the interference of its computation. All processes run the same steps. At checkpoints, which are
+steps known to all of them, the leader decides which choices run until the next one (``leader``,
+``processes``); between checkpoints a step only looks up its choice. The states are in the package's
+``__init__``.
 """
 
 from __future__ import annotations
@@ -22,19 +23,18 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TableWarning, TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, by_lines
 from jaxcoll.tune.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step import TIMED, TRANSITIONS, Event, State, processes
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
 from jaxcoll.tune.training_step.programs import (
-    Background,
-    SwitchProgram,
     abstract,
     choices_of,
     compile_plain,
@@ -43,6 +43,7 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Held, TimeSlices, Timing
 
 log = logging.getLogger(__name__)
@@ -68,34 +69,36 @@ def online(
 ) -> Online:
     """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
 
-    Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
-    until the step has ended in those steps that it times. Calls by the same sequence of programs
-    give bitwise the same results (``replay``); different schedules add in different orders.
+    Call it as the step itself: arguments, results, shardings and donation are the same. In steps
+    that it times, it blocks until the step has ended. Calls that run the same sequence of
+    programs give bitwise the same results (``replay``); different schedules add in different
+    orders.
 
     Args:
-        step: what ``jax.jit`` returns.
-        space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
+        step: a function that ``jax.jit`` returned.
+        space: (task) -> the configurations to choose from, ``jax_space`` if omitted; or the
             configurations themselves, per task.
-        candidates: most configurations per task that are tried, the default among them; when
+        candidates: the most configurations per task that are tried, including the default; if
             omitted 15, or fewer in steps of many tasks, since all of them are compiled.
-        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
-            where the file exists, and written when the step is settled: one file per tuned step.
-        seed: of the order in which candidates are tried.
-        steps: most steps of a search.
-        programs: "switch" for one program of all candidates, "plain" for one each, as is needed
-            where a conditional ends the overlap of collectives with computation; "auto" is
+        table: a table of earlier decisions. Tasks that it answers are not tuned. A path is read at
+            first, if the file exists, and written when the step is settled: one file per tuned
+            step.
+        seed: seed for the order in which candidates are tried.
+        steps: the most steps of a search.
+        programs: "switch" for one program of all candidates, "plain" for one program each, which is
+            needed if a conditional ends the overlap of collectives with computation; "auto" is
             "switch" on CPUs.
-        profile: whether to profile the steps of a search, which tells the tasks apart in fewer
-            steps and costs some time at the end of each; on CPUs alone. When omitted, where a step
-            has several tasks.
+        profile: whether to profile the steps of a search. This separates the tasks in fewer steps
+            and costs some time at the end of each; only on CPUs. If omitted, steps with several
+            tasks are profiled.
         watch_steps: steps between two probes of the settled step.
-        coordinator: of the processes; made by ``processes.coordinator`` when omitted.
-        clock: seconds.
+        coordinator: connects the processes; ``processes.coordinator`` makes one if omitted.
+        clock: returns seconds.
         progress: True for a line in the terminal at every change of state, or a function called
-            there with a ``jaxcoll.progress.Progress``: the steps done, and the change.
+            then with a ``jaxcoll.progress.Progress``: the steps done, and the change.
 
     Raises:
-        TuneError: a step that is not jitted, or arguments of other types or out of range.
+        TuneError: the step is not jitted, or arguments have other types or are out of range.
     """
     _check_arguments(step, space, table, clock, coordinator)
     tell = by_lines(progress, TuneError)
@@ -129,7 +132,7 @@ def online(
 def _check_arguments(
     step: object, space: object, table: object, clock: object, coordinator: object
 ) -> None:
-    """Refuse arguments of ``online`` of other types than it documents."""
+    """Refuse arguments of ``online`` whose types are not those it documents."""
     if not isinstance(step, jax.stages.Wrapped):
         raise TuneError(
             f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
@@ -181,13 +184,13 @@ class Online:
         self._path, self._coordinator, self._tell = path, coordinator, tell
         self._timing = Timing(clock)
         self._machine = this_machine()
-        self._base: configured.Choices | None = None
+        self._base: in_force.Choices | None = None
         self._work: Background | None = None
         self._slices: TimeSlices | None = None
         self._held = Held()
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
-        self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
+        self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # keys are steps
         self._types: Any = ((), {})
         self._signature: tuple = ()
         self._state, self._program = State.WARM, "plain"
@@ -198,31 +201,31 @@ class Online:
 
     # ------------------------------------------------------------------ what a caller sees
     def __call__(self, *args, **kwargs):
-        """One step."""
+        """Run one step."""
         self._held.deliver()
         if is_traced((args, kwargs)):
-            # Part of a program that is being traced, where it cannot be timed.
+            # The call is part of a program that is being traced, where it cannot be timed.
             note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
             if note not in self._history.notes:
                 self._history.notes.append(note)
-            choices = self._choices(self._chosen) if self._count else configured.current()
-            with configured.choosing(choices):
+            choices = self._choices(self._chosen) if self._count else in_force.current()
+            with in_force.choosing(choices):
                 return self._step(*args, **kwargs)
         if self._count == 0:
             self._begin()
         if self._count == self._checkpoint:
             with self._held:
                 self._synchronize(args, kwargs)
-        # Arguments of other types, such as a last batch: the step's own jit compiles for them.
+        # For other arguments, such as a last batch, the step's own jit compiles.
         fits = self._state is State.SETTLED or signature(args, kwargs) == self._signature
-        # A compiler must not keep Ctrl-C waiting: nothing is held in the first step, nor in one on
-        # arguments that are known to be others.
+        # A compiler must not keep Ctrl-C waiting: signals are not held in the first step, nor in
+        # one on arguments that are known to be different.
         with self._held if fits and self._count else contextlib.nullcontext():
             return self._one(fits, args, kwargs)
 
     def _one(self, fits: bool, args: tuple, kwargs: dict) -> Any:
-        """One step, and the notes about it."""
-        # The queue is run in turn until the next checkpoint, by a count that all processes share.
+        """Run one step, and note it."""
+        # The queue is repeated until the next checkpoint, by a count that all processes share.
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in TIMED
         if not fits:
@@ -261,7 +264,7 @@ class Online:
         return self._history.report(self._state, self._candidates, self._chosen, spent)
 
     def join(self) -> None:
-        """Wait for the compilers in the background, for scripts that end soon."""
+        """Wait for the compilers in the background; for scripts that end soon."""
         if self._work is not None:
             self._work.join()
 
@@ -281,21 +284,21 @@ class Online:
         return checks.instance(found, SwitchProgram, "the program of all candidates", TuneError)
 
     def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict, is_timed: bool) -> Any:
-        """The step's results; it has ended where it is timed."""
+        """The step's results; if it is timed, it has ended."""
         try:
             if program == "switch":
                 outputs = self._switch(choice, args, kwargs)
             else:
-                with configured.choosing(self._choices(choice)):
+                with in_force.choosing(self._choices(choice)):
                     outputs = self._step(*args, **kwargs)
             if is_timed:
                 self._coordinator.wait(outputs, f"step {self._count}")
             return outputs
-        except TuneError:  # of the processes, not of this candidate
+        except TuneError:  # an error of the processes, not of this candidate
             raise
         except Exception as error:
             if any(choice):
-                # The default runs from now on. Inputs may be donated already: this step is lost.
+                # The default runs from now on. Inputs may already be donated, so this step is lost.
                 why = f"step {self._count} failed by {choice}: {error}"
                 self._history.notes.append(f"{why}; the default runs from now on")
                 self._state = TRANSITIONS[self._state, Event.FAILED]
@@ -304,15 +307,15 @@ class Online:
                 self._to_compare = {}
             raise
 
-    def _choices(self, choice: Choice) -> configured.Choices | None:
+    def _choices(self, choice: Choice) -> in_force.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
 
     # ------------------------------------------------------------------ checkpoints
 
     def _begin(self) -> None:
-        """All processes take the leader's table, and its machine to look tasks up by."""
-        # Read by each for itself, a file might differ, or be missing on some hosts: processes that
-        # look up different configurations run different programs, and wait for ever.
+        """Give all processes the leader's table, and its machine, by which tasks are looked up."""
+        # If each process read the file, it might differ, or be missing on some hosts: processes
+        # that look up different configurations run different programs, and wait forever.
         machine = self._machine
         mine = Start(self.table.dumps(), machine.hardware, machine.jax)
         timeout = processes.FIRST_TIMEOUT_SECONDS
@@ -320,13 +323,13 @@ class Online:
         if not self._coordinator.is_leader:
             self.table = Table.loads(start.table)
             self._machine = Machine(start.hardware, start.jax)
-        # A table in use around the call (``use``) answers where this one is empty.
+        # A table in use around the call (``use``) answers tasks that this one does not.
         by_table = ByTable(self.table, self._machine)
-        self._base = by_table if self.table.decisions else configured.current()
+        self._base = by_table if self.table.decisions else in_force.current()
 
     def _synchronize(self, args: tuple, kwargs: dict) -> None:
-        """Report to the leader, and do what it decides."""
-        # The first time, when arguments have the shardings of every later step.
+        """Report to the leader, and carry out its decision."""
+        # Only the first time, when arguments have the shardings of every later step.
         if self._work is None and self._state is State.WARM:
             self._types = abstract((args, kwargs))
             self._signature = signature(*self._types)
@@ -404,7 +407,7 @@ class Online:
     # ------------------------------------------------------------------ comparisons, the table
 
     def _compare(self, prepared: Preparation, pairs: Sequence[tuple[int, int]]) -> None:
-        """Compare candidates on test buffers, between two steps: the devices are idle."""
+        """Compare candidates on test buffers, between two steps, when the devices are idle."""
         started = time.perf_counter()
         for position, candidate in pairs:
             task, configs = list(prepared.candidates.items())[position]
@@ -413,21 +416,22 @@ class Online:
             if config is not None and (why := self._compared(task, config, is_equal)):
                 self._refused.append((position, candidate))
                 self._quarantine(task, config, why)
-        self._save()  # no trial is under way: whatever ends the process now is not its fault
+        self._save()  # no trial is running, so none is to blame if the process ends now
         self._history.comparison_seconds += time.perf_counter() - started
 
     def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
-        """Why a candidate must not be tried, or ""; ``TuneError`` where another process stalls."""
-        # Noted first: the table remembers a candidate that ends the process or never returns.
+        """Why a candidate must not be tried, or ""; ``TuneError`` if another process stalls."""
+        # Noted first, so that the table remembers a candidate that ends the process or never
+        # returns.
         what = f"the comparison of {config} for {task} with jax.lax"
         self.table.begin_trial(task, config, self._machine)
         self._save()
         try:
             equal = is_equal(lambda found: self._coordinator.wait(found, what))
             why = "" if equal else "its result is not that of jax.lax"
-        except TuneError:  # of the processes, not of this candidate
+        except TuneError:  # an error of the processes, not of this candidate
             raise
-        except Exception as error:  # whatever the runtime says of this candidate
+        except Exception as error:  # any error of the runtime about this candidate
             why = f"it does not run: {error}"
         self.table.end_trial(task, config, self._machine)
         return why
@@ -441,7 +445,7 @@ class Online:
             return
         try:
             self.table.save(self._path)
-        except OSError as error:  # a full disk, say: training goes on
+        except OSError as error:  # for example a full disk: training continues
             self._path = None
             self._history.notes.append(f"the table is not written any more: {error}")
             warnings.warn(self._history.notes[-1], TableWarning, stacklevel=2)

@@ -1,9 +1,9 @@
 """Preparation: the background work of the online tuner before it tries a candidate.
 
-Finds the tasks of the step, their candidates, and compiles the program of all candidates and the
-programs that compare them with ``jax.lax``: one per task, on test buffers, never on training state.
-Buffers hold small whole numbers, whose sums are exact in every dtype and order, so results must be
-equal bit by bit.
+It finds the tasks of the step and their candidates, and compiles the program of all candidates and
+the programs that compare them with ``jax.lax``: one per task, on test buffers, never on training
+state. Buffers hold small whole numbers, whose sums are exact in every dtype and order, so results
+must be equal bit by bit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxcoll.configurations import Config, Task
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
-from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
+from jaxcoll.tune.training_step.background import compiled
+from jaxcoll.tune.training_step.programs import check_same
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Profiler
 from jaxcoll.tune.trial import (
     NATIVE,
@@ -43,13 +45,13 @@ from jaxcoll.tune.trial import (
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 
 
-# Candidates of a task; of all tasks of a step, since compilers take processor time from its steps;
-# and of a task where there are many.
+# The most candidates of a task; the most of all tasks of a step, because compilers take processor
+# time from its steps; and the most of a task if there are many tasks.
 _MOST, _MOST_OF_ALL, _FEWEST = 15, 45, 5
 
 
 def candidates_each(tasks: int) -> int:
-    """Candidates per task of a step of so many tasks, where none are asked for."""
+    """The default number of candidates per task, for a step of so many tasks."""
     return max(_FEWEST, min(_MOST, _MOST_OF_ALL // max(1, tasks)))
 
 
@@ -61,16 +63,17 @@ class Preparation:
         args, kwargs: types of its arguments.
         base: the choices under which it runs without tuning.
         spaces: the space of a task, or the candidates of tasks by name.
-        most: candidates per task, the default among them; None for ``candidates_each``.
+        most: candidates per task, including the default; None for ``candidates_each``.
 
     Attributes:
-        candidates: of each task to be tuned; the first is None, the default.
-        comparisons: of each of these tasks; one for all that differ in size alone.
-        switch: the program of all candidates; None where there is nothing to tune, or where
-            candidates are compiled one by one.
-        profiler: of steps of that program; None where they are not to be profiled.
-        failures: candidates that must not be tried, and why.
-        seconds: that all of this took.
+        candidates: the candidates of each task to be tuned; the first is None, the default.
+        comparisons: the comparison of each of these tasks; tasks that differ only in size share
+            one.
+        switch: the program of all candidates; None if there is nothing to tune, or if candidates
+            are compiled one by one.
+        profiler: profiles steps of that program; None if they are not to be profiled.
+        failures: candidates that must not be tried, with the reasons.
+        seconds: the duration of the preparation.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Preparation:
         args: tuple,
         kwargs: dict,
         *,
-        base: configured.Choices | None,
+        base: in_force.Choices | None,
         spaces: Spaces | None,
         most: int | None,
         table: Table,
@@ -87,10 +90,10 @@ class Preparation:
         as_switch: bool,
         profile: bool | None = None,
     ):
-        # The step is traced once, with nothing computed, to hear which tasks it calls.
+        # The step is traced once, without computing anything, to find the tasks that it calls.
         started = time.perf_counter()
         recorder = Recorder()
-        with configured.choosing(recorder):
+        with in_force.choosing(recorder):
             jax.eval_shape(step, *args, **kwargs)
         self.failures: dict[tuple[Task, Config], str] = {}
         self.notes: list[str] = []
@@ -117,7 +120,7 @@ class Preparation:
                 if comparison.refused:
                     comparison = Comparison(call, kept)
                 self.comparisons[task] = self._like(task) or self._compiled(comparison, call, kept)
-        # A comparison that did not compile has dropped candidates.
+        # A comparison that did not compile may have dropped candidates.
         self.candidates = {task: c for task, c in self.candidates.items() if len(c) > 1}
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
         self.profiler = self._profiler(len(self.candidates) > 1 if profile is None else profile)
@@ -132,7 +135,7 @@ class Preparation:
         return True
 
     def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
-        """Whether a candidate's result on test buffers is that of ``jax.lax`` (``Comparison``)."""
+        """Whether a candidate's result on test buffers equals ``jax.lax``'s (``Comparison``)."""
         return self.comparisons[task].equal(candidate, wait)
 
     def _configs(
@@ -158,7 +161,8 @@ class Preparation:
 
     def _like(self, task: Task) -> Comparison | None:
         """The comparison of a task of another size with the same candidates."""
-        # Such as a larger bucket of gradients: the schedules are the same, and so is their result.
+        # For example a larger bucket of gradients: the schedules are the same, and so is the
+        # result.
         for other, comparison in self.comparisons.items():
             same = dataclasses.replace(other, nbytes=task.nbytes) == task
             if same and self.candidates[other] == self.candidates[task]:
@@ -172,7 +176,7 @@ class Preparation:
         try:
             comparison.compile()
             return comparison
-        except Exception:  # one of them does not compile: find out which
+        except Exception:  # one of them does not compile, so find out which
             for config in filter(None, configs[1:]):
                 try:
                     Comparison(call, [None, config]).compile()
@@ -187,11 +191,11 @@ class Preparation:
         if not self.candidates:
             return None
         try:
-            with configured.choosing(base):
+            with in_force.choosing(base):
                 switch = SwitchProgram(step, self.candidates, args, kwargs)
                 check_same(step, switch.stages, args, kwargs, "the program of all candidates")
             return switch
-        except Exception as error:  # no such program, or it returns other types
+        except Exception as error:  # there is no such program, or it returns other types
             self.notes.append(f"candidates run as programs of their own: {error}")
         return None
 
@@ -217,7 +221,8 @@ class Comparison:
         configs: the candidates; None is the default.
 
     Attributes:
-        refused: candidates that cannot be traced or change the type of the result, and why.
+        refused: candidates that cannot be traced or change the type of the result, with the
+            reasons.
         is_native: whether the default is ``jax.lax`` itself.
     """
 
@@ -227,7 +232,7 @@ class Comparison:
         self._call, self._names = call, names
         self._mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
         rooted = kind_of(call.task.collective).has_root
-        # Of collectives with a root ``jax.lax`` has none.
+        # ``jax.lax`` has no collectives with a root.
         self._reference = None if rooted else NATIVE
         reference = self._type(self._reference)
         self.is_native = not rooted and self._traced(None) == self._traced(NATIVE)
@@ -235,7 +240,7 @@ class Comparison:
         for i, config in enumerate(configs):
             try:
                 found = self._type(config)
-            except Exception as error:  # whatever tracing a candidate raises
+            except Exception as error:  # any error that tracing a candidate raises
                 self.refused[i] = f"it cannot be traced: {error}"
                 continue
             if (found.shape, found.dtype) != (reference.shape, reference.dtype):
@@ -257,15 +262,15 @@ class Comparison:
     ) -> bool:
         """Whether a candidate's result equals that of ``jax.lax`` on every rank.
 
-        It runs once, however often it is asked for.
+        The comparison runs once, and its result is kept.
 
         Args:
             wait: blocks until an array is computed, or raises.
         """
         if candidate not in self._equal:
-            # What equals the default equals ``jax.lax`` where the default does, and between
-            # processes ``jax.lax`` may take five times as long as both. Where the default differs,
-            # or is not among the candidates, all are compared with ``jax.lax`` itself.
+            # If the default equals ``jax.lax``, a candidate that equals the default does, too, and
+            # between processes ``jax.lax`` may take five times as long as both. If the default
+            # differs, or is not among the candidates, all are compared with ``jax.lax`` itself.
             by_default = bool(candidate) and self._kept[0] == 0 and self.equal(0, wait)
             which = np.int32(self._kept.index(candidate))
             agrees = self._compiled(which, np.bool(by_default))
@@ -301,7 +306,7 @@ class Comparison:
         wanted = lax.switch(by_default.astype(np.int32), by, x)
         branches = [functools.partial(self._run, config=self._configs[i]) for i in self._kept]
         agrees = jnp.array_equal(lax.switch(which, branches, x), wanted)
-        # All ranks know of all, so that all take the same branches next.
+        # All ranks know the result of all, so that all take the same branches next.
         return lax.pmin(agrees.astype(np.int32), self._names)[None]
 
     def _run(self, x: jax.Array, config: Config | None) -> jax.Array:
@@ -309,7 +314,7 @@ class Comparison:
 
     def _operand(self) -> jax.Array:
         """Whole numbers 0, 1 and 2 that differ from rank to rank."""
-        # Made in the program, so that no test buffer lies in memory beside the training state.
+        # Computed in the program, so that no test buffer is in memory beside the training state.
         rank = lax.axis_index(self._names)
         flat = jnp.arange(int(np.prod(self._call.shape)), dtype=jnp.int32)
         drawn = (flat * 7 + rank * 5 + flat // 3 * rank) % 3

@@ -1,15 +1,15 @@
-"""Processes: one of them decides, and all of them act on the same decision at the same step.
+"""Agreement of processes: one decides, and all act on the decision at the same step.
 
 Every process runs the same steps, so its count of steps is a clock that all share. At agreed steps,
 the *checkpoints*, each process reports to the leader (process 0); the leader decides from all
 reports and publishes one decision, which names the next checkpoint. No process passes a checkpoint
-without the decision made there, so no two of them ever run different programs, however far one of
-them is ahead (AutoCCL, Sec. 5.2: Coordinator and Executors; theirs broadcasts by a collective).
+without the decision made there, so no two of them ever run different programs, even if one of them
+is far ahead (AutoCCL, Sec. 5.2: Coordinator and Executors; theirs broadcasts by a collective).
 
-Reports and decisions go through the key-value service that ``jax.distributed.initialize`` connects
-the processes to; they use no device. A process that does not report in time ends the tuning of all
-with the same error, which the leader publishes as the decision. Where the leader itself ends, JAX
-ends the others, since its service runs in process 0.
+Reports and decisions use the key-value service that ``jax.distributed.initialize`` connects the
+processes to; they use no device. A process that does not report in time ends the tuning of all with
+the same error, which the leader publishes as the decision. If the leader itself ends, JAX ends the
+others, since its service runs in process 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _number = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What processes tell each other: values that JSON holds, lists of it as tuples."""
+    """A message between processes, with values that JSON holds; lists come back as tuples."""
 
     def dumps(self) -> str:
         """The message as JSON text."""
@@ -61,7 +61,7 @@ class Message:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """The message of the fields of ``to_json``."""
+        """The message with the fields of ``to_json``."""
         return cls(**fields)
 
 
@@ -73,7 +73,7 @@ def _as_tuples(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Start(Message):
-    """The leader's table and machine, by which all processes look tasks up; others send none."""
+    """The leader's table and machine, by which all processes look tasks up; others send neither."""
 
     table: str = ""
     hardware: str = ""
@@ -85,11 +85,11 @@ class Progress(Message):
     """A process's report to the leader at a checkpoint.
 
     Attributes:
-        is_ready: whether its background has nothing more to do.
-        has_failed: whether that ended in an error.
-        steps: that were timed since the last checkpoint.
-        candidates: of each task, once they are prepared; None is the default.
-        refused: (task, candidate), by position, that must not run.
+        is_ready: whether its background work is complete.
+        has_failed: whether that work ended in an error.
+        steps: the steps that were timed since the last checkpoint.
+        candidates: the candidates of each task, once they are prepared; None is the default.
+        refused: (task, candidate) positions that must not run.
         has_switch: whether one program holds all candidates.
     """
 
@@ -120,17 +120,17 @@ class Progress(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Decision(Message):
-    """What all processes do until the next checkpoint.
+    """The actions of all processes until the next checkpoint.
 
     Attributes:
-        state: of the tuner.
+        state: state of the tuner.
         program: "plain" or "switch".
-        choices: a candidate per task for each step in turn.
-        steps: until the next checkpoint.
+        choices: a candidate per task for each step; the list is repeated.
+        steps: number of steps until the next checkpoint.
         compile: choices to be compiled as plain programs meanwhile.
-        compare: for each step in turn, the (task, candidate) pairs that all processes compare with
-            ``jax.lax`` after it, together.
-        chosen: the winner, where this decides it.
+        compare: for each step in turn, the (task, candidate) pairs that all processes then compare
+            with ``jax.lax`` together.
+        chosen: the winner, if this message decides it.
     """
 
     state: State
@@ -158,8 +158,8 @@ class Coordinator:
     """Connects the processes of a tuner: all that JAX has connected, or the only one.
 
     Args:
-        timeout: seconds after which a process that does not report, or a step that does not end,
-            is an error.
+        timeout: seconds after which it is an error that a process does not report, or that a step
+            does not end.
     """
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS):
@@ -170,7 +170,7 @@ class Coordinator:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process decides, which process 0 does."""
+        """Whether this process decides, that is, whether it is process 0."""
         return self._me == 0
 
     def exchange(
@@ -186,11 +186,11 @@ class Coordinator:
             mine: the message of this process to the leader.
             decide: called on the leader alone, with the messages of all processes in their order.
             answer: the type that ``decide`` returns.
-            seconds: to wait for the others instead of the timeout.
+            seconds: time to wait for the others instead of the timeout.
 
         Raises:
-            TuneError: on all processes, when one of them does not report in time, or is in another
-                program; on those that wait for the leader, when it does not decide in time.
+            TuneError: on all processes, if one of them does not report in time, or runs another
+                program; on those that wait for the leader, if it does not decide in time.
         """
         if self._count == 1:
             return decide([mine])
@@ -204,15 +204,16 @@ class Coordinator:
             self._publish(turn, {"error": f"process 0 stopped tuning: {error}"})
             raise
         self._publish(turn, {"decision": decision.dumps()})
-        if turn:  # all processes have passed the checkpoint before
+        if turn:  # all processes have passed the previous checkpoint
             jax_internals.discard(f"{self._prefix}/{turn - 1}/")
         return decision
 
     def wait(self, outputs: Any, what: str) -> None:
-        """Blocks until arrays are computed.
+        """Block until arrays are computed.
 
         Raises:
-            TuneError: they are not within the timeout, since another process stalls or ended.
+            TuneError: they are not ready within the timeout, because another process stalls or
+                ended.
         """
         if self._count == 1:
             jax.block_until_ready(outputs)
@@ -225,7 +226,7 @@ class Coordinator:
     def _followed(self, turn: int, mine: Message, seconds: float) -> str:
         """The leader's decision, as text."""
         jax_internals.publish(f"{self._prefix}/{turn}/{self._me}", mine.dumps())
-        # The leader's own timeout ends first, and its error says which process did not report.
+        # The leader's own timeout ends first, and its error names the process that did not report.
         found = jax_internals.fetch(f"{self._prefix}/{turn}/decision", 1.25 * seconds)
         if found is None:
             raise TuneError(
@@ -238,7 +239,7 @@ class Coordinator:
         return message["decision"]
 
     def _reports(self, turn: int, mine: M, seconds: float) -> list[M]:
-        # One deadline for all, not one each: with a thousand processes that would be hours.
+        # One deadline for all, since one each could take hours with a thousand processes.
         reports, deadline = [mine], time.monotonic() + seconds
         for process in range(1, self._count):
             left = max(0.1, deadline - time.monotonic())
@@ -256,13 +257,13 @@ class Coordinator:
 
 
 def _ready_within(outputs: Any, seconds: float) -> bool:
-    """Whether arrays are computed in time; what their computation raises is raised here."""
+    """Whether arrays are computed in time; errors of their computation are raised here."""
     raised: list[BaseException] = []
 
     def block() -> None:
         try:
             jax.block_until_ready(outputs)
-        except BaseException as error:  # handed to the thread that waits
+        except BaseException as error:  # passed to the thread that waits
             raised.append(error)
 
     # A daemon, since a computation that waits for a process that has ended never returns.

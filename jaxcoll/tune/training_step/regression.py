@@ -7,13 +7,13 @@ The time of a step is a constant plus one effect per task and candidate, and noi
   candidates give estimates too. Tasks that resemble one another, such as two buckets of gradients,
   gain from the same configuration: their effects are correlated (``kinship``), as strongly as
   the steps make likely.
-- What else the machine does lasts for several steps. So noise is a drift, whose correlation fades
-  over steps, and a part that is independent from step to step; again the steps say how much of
-  each.
-- Times have a floor and a long tail: other work only ever adds. Residuals above the fit weigh less
-  than those below, as in a regression of expectiles (Newey and Powell, Econometrica 1987), and
-  large ones less than small ones, as by Student's t (Lange, Little and Taylor, J. Am. Stat. Assoc.
-  1989).
+- Other load on the machine lasts for several steps. So noise is a drift, whose correlation fades
+  over steps, plus a part that is independent from step to step; the steps also determine the share
+  of each.
+- Times have a floor and a long tail, because other work only adds time. Residuals above the fit
+  weigh less than those below, as in a regression of expectiles (Newey and Powell, Econometrica
+  1987), and large ones less than small ones, as with Student's t (Lange, Little and Taylor, J. Am.
+  Stat. Assoc. 1989).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxcoll.configurations import Task
 
 Choice = tuple[int, ...]
 Floats = NDArray[np.float64]
-# Seconds of each task in a step, by its profile; empty where there is none.
+# Seconds of each task in a step, from its profile; empty if there is none.
 TaskSeconds = tuple[float, ...]
 
 # Weight of residuals above the fit; those below have one minus this.
@@ -39,21 +39,21 @@ _ABOVE = 0.3
 # Degrees of freedom of Student's t.
 _TAIL = 16.0
 _ITERATIONS = 12
-# Iterations before which the correlations are chosen again.
+# The iterations before which the correlations are chosen again.
 _CHOOSING = (3, 7)
-# Correlations, beside none, of the effects of equal configurations of equal tasks.
+# Correlations, apart from 0, of the effects of equal configurations of equal tasks.
 _KINSHIPS = (0.6, 0.9)
-# Shares of the noise that are drift, and steps over which it fades.
+# Shares of the noise that are drift, and the steps over which it fades.
 _DRIFTS = (0.0, 0.4)
 _FADING = 10.0
-# By how much the logarithm of the evidence must rise before tasks are taken for related.
+# The least rise in the logarithm of the evidence at which tasks are taken to be related.
 _EVIDENCE = 1.0
-# Least spread of effects and of noise, as a share of the median step.
+# The least spread of effects and of noise, as a share of the median step.
 _LEAST = 0.01
 
 
 class TimedStep(NamedTuple):
-    """A candidate per task that ran, and the seconds of the step and of each task."""
+    """The candidate per task that ran, and the seconds of the step and of each task."""
 
     choice: Choice
     seconds: float
@@ -68,7 +68,7 @@ class Fit:
         base: seconds of a step whose tasks all run an average candidate.
         effects: seconds that each candidate adds to that, one array per task.
         counts: steps that ran each candidate, one array per task.
-        covariance: of all effects, task after task, seconds squared.
+        covariance: covariance of all effects, task after task, in seconds squared.
     """
 
     base: float
@@ -81,23 +81,23 @@ class Fit:
         return self.base + sum(float(e[i]) for e, i in zip(self.effects, choice, strict=True))
 
     def error(self, task: int, a: int, b: int) -> float:
-        """Standard error of the difference between two candidates of a task, seconds."""
+        """Standard error, in seconds, of the difference between two candidates of a task."""
         start = sum(len(effects) for effects in self.effects[:task])
         i, j, c = start + a, start + b, self.covariance
         return math.sqrt(max(0.0, float(c[i, i] + c[j, j] - 2 * c[i, j])))
 
 
 def kinship(tasks: Sequence[Task], candidates: Sequence[Sequence[object]]) -> Floats:
-    """How much the effects of candidates of different tasks should resemble each other.
+    """Prior correlations between the effects of candidates of different tasks.
 
     Args:
-        tasks: that the step calls.
-        candidates: of each task; equal ones are the same configuration.
+        tasks: the tasks that the step calls.
+        candidates: the candidates of each task; equal ones are the same configuration.
 
     Returns:
         (C, C) for C candidates of all tasks, task after task: 1 for the same configuration of tasks
-        that differ in nothing, 1/e for tasks whose bytes differ by a factor of two, 0 for different
-        configurations and for tasks that differ in anything else.
+        that do not differ, 1/e for tasks whose bytes differ by a factor of two, 0 for different
+        configurations and for tasks that differ in any other respect.
     """
     known: list[object] = []
     which = []
@@ -125,10 +125,10 @@ def fit(
     """The regression of step times on the candidates that ran.
 
     Args:
-        sizes: candidates of each task.
-        choices: a candidate per task for each step, at least one step.
+        sizes: number of candidates of each task.
+        choices: a candidate per task for each step; at least one step.
         seconds: time of each step.
-        related: ``kinship`` of the candidates; None where tasks have nothing to do with each other.
+        related: ``kinship`` of the candidates; None if tasks are unrelated.
     """
     steps = _Steps(sizes, choices, seconds, related)
     for iteration in range(_ITERATIONS):
@@ -145,11 +145,11 @@ def fit_by_task(
     seconds: Sequence[float],
     by_task: Sequence[TaskSeconds],
 ) -> Fit:
-    """The same of steps that were profiled.
+    """The regression of ``fit`` for steps that were profiled.
 
-    A regression for the seconds of each task, and one for the rest of the step, where a candidate
-    has an effect if its communication slows computation or another task. Effects on the rest are
-    small, and the prior of that regression learns so.
+    There is a regression for the seconds of each task, and one for the rest of the step, where a
+    candidate has an effect if its communication slows computation or another task. Effects on the
+    rest are small, and the prior of that regression learns this.
 
     Args:
         sizes, choices, seconds: as for ``fit``.
@@ -169,7 +169,7 @@ def fit_by_task(
 
 
 class _Steps:
-    """The steps so far, and the estimates that are improved in turn."""
+    """The steps so far, and the estimates, which are improved in turn."""
 
     def __init__(self, sizes, choices, seconds, related):
         start = np.cumsum([0, *sizes])
@@ -195,13 +195,13 @@ class _Steps:
         self._kinship, self._drift = 0.0, 0.0
 
     def choose_correlations(self) -> None:
-        """Take the correlations of effects and of noise under which the times are likeliest."""
+        """Choose the correlations of effects and of noise under which the times are most likely."""
         pairs = itertools.product(self._priors, _DRIFTS)
         self._kinship, self._drift = max(pairs, key=lambda pair: self._evidence(*pair))
 
     def _evidence(self, kinship: float, drift: float) -> float:
-        """Logarithm of the marginal likelihood, all spreads scaled by one likeliest factor."""
-        # The constant counts as an effect of a very wide prior.
+        """Logarithm of the marginal likelihood, with one most likely factor on all spreads."""
+        # The constant counts as an effect with a very wide prior.
         design = self._design[:, :-1]
         effects = design @ self._covariance_of_effects(kinship) @ design.T
         wide = 1e4 * self._noise
@@ -211,7 +211,7 @@ class _Steps:
         return float(likely) - (_EVIDENCE if kinship else 0.0)
 
     def _correlation(self, drift: float) -> Floats:
-        """Of the noise of the steps: a drift, and a part of each step's own."""
+        """The correlation of the steps' noise: a drift, and an independent part per step."""
         return drift * self._fading + (1 - drift) * np.diag(1 / self._weights)
 
     def _covariance_of_effects(self, kinship: float) -> Floats:
@@ -219,7 +219,7 @@ class _Steps:
         return self._priors[kinship] * np.outer(deviations, deviations)
 
     def solve(self) -> None:
-        """The effects' mean and covariance, and the residuals they leave."""
+        """Compute the effects' mean and covariance, and the residuals."""
         columns = np.column_stack([self._design, self._times])
         whitened = np.linalg.solve(self._correlation(self._drift), columns)
         precision = np.zeros((self._design.shape[1],) * 2)
@@ -232,7 +232,7 @@ class _Steps:
         self._unexplained = whitened[:, -1] - whitened[:, :-1] @ self._means
 
     def weigh(self) -> None:
-        """The spreads of effects and of noise, and the weights of the steps."""
+        """Update the spreads of effects and of noise, and the weights of the steps."""
         variances = self._covariance.diagonal()
         known = 0.0
         for task, (a, b) in enumerate(self._ends):
@@ -245,8 +245,8 @@ class _Steps:
         square = own**2 / max(self._least, float(np.mean(self._weights * own**2)))
         weights = np.where(own > 0, _ABOVE, 1 - _ABOVE) / (_TAIL + square)
         self._weights = weights / weights.mean()
-        # Weights fall with the residuals, so a step tells less than its weight says: the expected
-        # information of Student's t (Lange, Little and Taylor, Sec. 3).
+        # Weights fall with the residuals, so a step tells less than its weight says: this is the
+        # expected information of Student's t (Lange, Little and Taylor, Sec. 3).
         slope = float(np.mean(self._weights * (_TAIL - square) / (_TAIL + square)))
         free = max(1.0, len(self._times) - 1 - known)
         squares = float(self._residuals @ self._unexplained) / free

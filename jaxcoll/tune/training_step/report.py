@@ -1,4 +1,4 @@
-"""Reports of the online tuner, the history that they are made from, and replays of it."""
+"""Reports of the online tuner, the history that they are made from, and replays of the history."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import jax
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import in_force
 from jaxcoll.numerics import checks
-from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
+from jaxcoll.tune.training_step.programs import abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
+from jaxcoll.tune.training_step.switch_program import SwitchProgram
 
-# A program ("plain" or "switch"), a candidate per task, and how many steps in succession ran so.
+# A program ("plain" or "switch"), a candidate per task, and the number of successive steps.
 Run = tuple[str, Choice, int]
 
 LAX_WINS = "jax.lax is the fastest for every collective of this step"
@@ -27,11 +28,11 @@ LAX_WINS = "jax.lax is the fastest for every collective of this step"
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What every step ran: ``jc.tune.replay(step, recording)`` runs the same.
+    """A record of the program of every step; ``jc.tune.replay(step, recording)`` runs the same.
 
     Attributes:
-        candidates: of each task; None is the default.
-        runs: in order.
+        candidates: the candidates of each task; None is the default.
+        runs: the runs in order.
     """
 
     candidates: Mapping[Task, Sequence[Config | None]]
@@ -39,30 +40,30 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """How many steps were recorded."""
+        """The number of recorded steps."""
         return sum(count for _, _, count in self.runs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How an online tuner did.
+    """The result of an online tuner.
 
     Attributes:
-        state: of the tuner.
-        steps: how many steps each state took.
+        state: state of the tuner.
+        steps: the number of steps in each state.
         chosen: configuration of each task; None for the default.
-        default_seconds: median step by the default, of those that were timed; None if none was.
-        tuned_seconds: median step by the choice, likewise.
-        overhead_seconds: of the timed steps, beyond as many steps by the default, and of the
-            comparisons, profiles and the compilers' time slices.
-        comparison_seconds: of the overhead, those of the comparisons with ``jax.lax``.
-        profile_seconds: of the overhead, those in which steps waited for their profiles.
-        compiler_seconds: of the overhead, those in which steps waited for the compilers.
-        compile_seconds: spent by compilers in the background.
-        failures: why a candidate of a task is in quarantine.
+        default_seconds: median time of the timed steps by the default; None if there were none.
+        tuned_seconds: median time of the timed steps by the choice; None if there were none.
+        overhead_seconds: the extra time of the timed steps compared with as many steps by the
+            default, plus the time of comparisons, profiles and the compilers' time slices.
+        comparison_seconds: the part of the overhead for comparisons with ``jax.lax``.
+        profile_seconds: the part of the overhead in which steps waited for their profiles.
+        compiler_seconds: the part of the overhead in which steps waited for the compilers.
+        compile_seconds: time spent by compilers in the background.
+        failures: the reason why a candidate of a task is in quarantine.
         lax_wins: whether the choice is ``jax.lax`` for every task, by the times of steps.
-        recording: what every step ran.
-        notes: what else happened, in order.
+        recording: a record of the program of every step.
+        notes: other events, in order.
     """
 
     state: str
@@ -111,7 +112,7 @@ class History:
         self.lax_wins = False
 
     def ran(self, state: str, program: str, choice: Choice) -> None:
-        """Note what a step ran."""
+        """Note the program that a step ran."""
         self.steps[state] += 1
         if self.runs and self.runs[-1][:2] == (program, choice):
             self.runs[-1] = (program, choice, self.runs[-1][2] + 1)
@@ -122,8 +123,8 @@ class History:
         self, state: str, candidates: dict, chosen: Choice, profile_seconds: float
     ) -> Report:
         """The report so far."""
-        # The price of tuning in steps: how much longer those that were timed took than as many by
-        # the default, which would have run otherwise.
+        # The price of tuning in steps: the time of those that were timed, minus the time of as many
+        # steps by the default, which would have run otherwise.
         default = self._median((0,) * len(candidates))
         beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
         return Report(
@@ -152,7 +153,7 @@ class History:
 
     def _median(self, choice: Choice) -> float | None:
         """The median time of a plain program."""
-        # Steps of the program of all candidates pay for its conditionals, and are not the step's.
+        # Steps of the program of all candidates include its conditionals, so they do not count.
         times = [s for program, c, s in self.timed if program == "plain" and c == choice]
         return statistics.median(times) if times else None
 
@@ -166,11 +167,11 @@ def replay(step: Callable, recording: Recording) -> Replayed:
     Its results are bitwise those of the earlier run from the same state on the same data.
 
     Args:
-        step: what ``jax.jit`` returns, the same as then.
+        step: the function that ``jax.jit`` returned, the same as in the earlier run.
         recording: ``report().recording`` of the earlier run's step.
 
     Raises:
-        TuneError: a step that is not jitted, or something else than a recording.
+        TuneError: the step is not jitted, or the recording has another type.
     """
     if not isinstance(step, jax.stages.Wrapped):
         raise TuneError(f"replay runs what jax.jit returns, got {checks.shown(step)}")
@@ -178,7 +179,7 @@ def replay(step: Callable, recording: Recording) -> Replayed:
 
 
 class Replayed:
-    """A step that runs what an earlier run recorded, program by program."""
+    """A step that runs a recording of an earlier run, program by program."""
 
     def __init__(self, step: Any, recording: Recording):
         functools.update_wrapper(self, step, updated=())
@@ -189,14 +190,14 @@ class Replayed:
         self._switch: SwitchProgram | None = None
 
     def __call__(self, *args, **kwargs):
-        """One step; after the last recorded one, as that one."""
+        """Run one step; after the last recorded step, repeat that one."""
         return self.run(*next(self._left), args, kwargs)
 
     def run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
-        """One step by a program, "plain" or "switch", and a candidate per task of the recording."""
+        """Run one step by a program, "plain" or "switch", with a recorded candidate per task."""
         if program == "plain":
             choices = choices_of(self._recording.candidates, choice) if any(choice) else None
-            with configured.choosing(choices):
+            with in_force.choosing(choices):
                 return self._step(*args, **kwargs)
         if self._switch is None:
             types = abstract((args, kwargs))

@@ -1,16 +1,16 @@
-"""The times of steps, and signals that come meanwhile.
+"""The times of steps, and signals that arrive meanwhile.
 
-The time of a step has the noise of all that it runs; that of one task's collectives has less. A
-profile is taken of the program that holds all candidates, where every call of a task is one
-conditional, and read in this process: no files are written. A call begins with the first event of
-its conditional on any device, and ends with the last event of the operations inside: the
-asynchronous ones end after the conditional itself has.
+The time of a step has the noise of all that it runs; the time of one task's collectives has less. A
+profile is taken of the program that holds all candidates, in which every call of a task is one
+conditional, and is read in this process, without files. A call begins with the first event of its
+conditional on any device, and ends with the last event of the operations inside, because
+asynchronous ones end after the conditional itself.
 
-A step that donates its arguments leaves its caller with nothing but its results. A signal handler
-that raises inside the step, as Ctrl-C does, would lose both, and leave a half-written note of the
-step. So signals that come while a step runs and is noted are held, and handled just after it: when
-the next step begins, or a moment later where none does. A second one of the same kind is
-handled at once, for whoever does not want to wait.
+A step that donates its arguments leaves its caller only its results. A signal handler that raises
+inside the step, as Ctrl-C does, would lose both, and leave a half-written note of the step. So
+signals that arrive while a step runs and is noted are held, and handled just after it: when the
+next step begins, or a moment later if none does. A second signal of the same kind is handled at
+once, for users who do not want to wait.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from jaxcoll import jax_internals
-from jaxcoll.tune.training_step.programs import SCOPE, Background
+from jaxcoll.tune.training_step.background import Background
 from jaxcoll.tune.training_step.regression import Choice, TaskSeconds, TimedStep
+from jaxcoll.tune.training_step.switch_program import SCOPE
 
 _INSTRUCTION = re.compile(
     rf'^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = .*op_name="[^"]*{re.escape(SCOPE)}(?P<task>\d+)\b'
 )
 _CONDITIONAL = re.compile(r"^[^=]*=.* conditional\(")
 
-# Steps in which compilers use what the steps leave of the processors. That is enough for steps of
-# 8 ms; in short ones the devices are always at work.
+# Steps in which compilers use only the processor time that the steps leave. That is enough for
+# steps of 8 ms; in short steps the devices are always busy.
 _PATIENT_STEPS = 1000
-# Seconds of steps between two time slices of the compilers, how much longer than these a slice is,
-# and the longest slice, where a program did other things between two steps (a checkpoint, say).
+# Seconds of steps between two time slices of the compilers; the length of a slice relative to that;
+# and the longest slice, for programs that did other work (such as a checkpoint) between two steps.
 _STEPS_SECONDS, _LONGER, _MOST_SECONDS = 0.05, 2.0, 0.5
 
 
 class TimeSlices:
-    """Time slices for compilers between steps, where they would not finish otherwise.
+    """Time slices for compilers between steps, for the case that they would not finish otherwise.
 
     Args:
-        work: of the compilers.
+        work: work of the compilers.
 
     Attributes:
-        seconds: that steps waited in time slices of the compilers.
+        seconds: time for which steps waited in time slices of the compilers.
     """
 
     def __init__(self, work: Background):
@@ -60,13 +61,13 @@ class TimeSlices:
         self._since = time.perf_counter()
 
     def after_step(self, wait: Callable[[], object]) -> None:
-        """A step was called; then perhaps a time slice of the compilers.
+        """Called after a step: perhaps run a time slice of the compilers.
 
         Args:
             wait: blocks until the devices are idle.
         """
-        # Compilers of lowest priority get no time where steps keep all processors busy, and tuning
-        # would never end: now and then the next step waits for them.
+        # Compilers of lowest priority get no time if steps keep all processors busy, and tuning
+        # would never end, so now and then the next step waits for them.
         self._steps += 1
         started = time.perf_counter()
         if self._steps == _PATIENT_STEPS:
@@ -84,14 +85,14 @@ class TimeSlices:
 class Timing:
     """Times steps.
 
-    First calls of a program, and those that wait for steps before them, do not count.
+    First calls of a program, and calls that wait for steps before them, do not count.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        steps: that count, since they were taken.
-        profile_seconds: spent on profiles, which steps waited for.
+        steps: the steps that count, since they were last taken.
+        profile_seconds: time spent on profiles, for which steps waited.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -111,17 +112,17 @@ class Timing:
         is_usual: bool,
         profiler: Profiler | None,
     ) -> Any:
-        """The results of a step.
+        """Run a step and return its results.
 
         Args:
             call: runs the step.
-            program: that runs; its first call does not count.
-            choice: that the program runs.
-            waits: whether ``call`` returns when the step has ended, so that it can be timed.
-            is_usual: whether the step runs on the arguments of most steps; others do not count.
-            profiler: of the program, where the step is to be profiled if it counts.
+            program: the program that runs; its first call does not count.
+            choice: the choice that the program runs.
+            waits: whether ``call`` returns only when the step has ended, so that it can be timed.
+            is_usual: whether the step has the arguments of most steps; other steps do not count.
+            profiler: the program's profiler, if the step is to be profiled when it counts.
         """
-        # A step behind one that nobody waited for would be timed with the rest of that one, and the
+        # A step after one that was not waited for would be timed with the rest of that one, and the
         # first call of a program with its compilation.
         counts = waits and is_usual and self._has_waited and program in self._has_run
         profiler = profiler if counts else None
@@ -139,7 +140,7 @@ class Timing:
         return outputs
 
     def taken(self) -> list[TimedStep]:
-        """The steps that count since they were taken last."""
+        """The steps that count since this was last called."""
         steps, self.steps = self.steps, []
         return steps
 
@@ -169,14 +170,14 @@ class Profiler:
     """Profiles single steps of a program that holds all candidates of some tasks.
 
     Args:
-        compiled: text of the program, as ``jax.stages.Compiled.as_text`` returns it.
-        tasks: how many tasks it has.
-        devices: of this process, on which it runs.
+        compiled: the program's text, as ``jax.stages.Compiled.as_text`` returns it.
+        tasks: the number of its tasks.
+        devices: the number of this process's devices on which it runs.
     """
 
     def __init__(self, compiled: str, tasks: int, devices: int):
         self._tasks, self._devices = tasks, devices
-        # Tasks by the names of their conditionals, and by those of all their operations.
+        # Tasks by the names of their conditionals, and by the names of all their operations.
         self._calls: dict[str, int] = {}
         self._operations: dict[str, int] = {}
         for line in compiled.splitlines():
@@ -191,21 +192,21 @@ class Profiler:
         return set(self._calls.values()) == set(range(self._tasks))
 
     def start(self) -> None:
-        """Begin the profile of a step, unless another profile is under way."""
+        """Begin the profile of a step, unless another profile is running."""
         try:
             self._session = jax_internals.ProfileSession()
-        except RuntimeError:  # the user's own, or that of another tool
+        except RuntimeError:  # a profile of the user or of another tool is running
             self._session = None
 
     def stop(self) -> TaskSeconds:
-        """Seconds of each task since the start; empty where there is no profile of all tasks."""
+        """Seconds of each task since the start; empty if there is no profile of all tasks."""
         session, self._session = self._session, None
         if session is None:
             return ()
         wanted = self._calls.keys() | self._operations.keys()
         try:
             data = session.stop()  # which must outlive its planes, lines and events
-        except RuntimeError:  # JAX before 0.12 says only now that another was under way
+        except RuntimeError:  # JAX before 0.12 reports only here that another profile was running
             return ()
         return self.seconds(
             (event.name, event.start_ns, event.end_ns)
@@ -216,7 +217,7 @@ class Profiler:
         )
 
     def seconds(self, events: Iterable[Event]) -> TaskSeconds:
-        """Seconds of each task, by the events of a step in any order."""
+        """Seconds of each task, from the events of a step in any order."""
         started: dict[str, list[float]] = defaultdict(list)
         operations: list[list[tuple[float, float]]] = [[] for _ in range(self._tasks)]
         for name, start, end in events:
@@ -226,7 +227,8 @@ class Profiler:
                 operations[self._operations[name]].append((start, end))
         calls: list[list[float]] = [[] for _ in range(self._tasks)]
         for name, starts in started.items():
-            # All devices start a call before any of them, having met the others, starts the next.
+            # All devices start a call before any of them, having met the others, starts the next
+            # one.
             calls[self._calls[name]] += sorted(starts)[:: self._devices]
         if not all(calls) or not all(operations):
             return ()
@@ -241,28 +243,28 @@ def _seconds_of_calls(begun: list[float], operations: list[tuple[float, float]])
         call = bisect.bisect_right(begun, start) - 1
         if call >= 0:
             ends[call] = max(ends[call], end)
-    # The last devices may end a call while the first begin the next: no time counts twice.
+    # The last devices may end a call while the first begin the next one; no time counts twice.
     until = [*begun[1:], math.inf]
     spans = zip(begun, ends, until, strict=True)
     return 1e-9 * sum(min(end, next_begun) - start for start, end, next_begun in spans)
 
 
-# Those whose handlers may raise: of a terminal, alarms, and schedulers that end a job. To look for
-# the handlers of all signals would take 60 us per step, these take 10.
+# Signals whose handlers may raise: those of a terminal, alarms, and schedulers that end a job.
+# Reading the handlers of all signals would take 60 us per step, those of these take 10.
 _SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
     if hasattr(signal, name)
 )
-# Until signals are sent again where no step begins: the caller stores the results meanwhile.
+# Delay until signals are sent again if no step begins; the caller stores the results meanwhile.
 _DELAY_SECONDS = 0.05
 
 
 class Held:
-    """A context in which signals with handlers in Python wait; of no effect but in the main thread.
+    """A context in which signals with handlers in Python wait; it works only in the main thread.
 
-    Python runs handlers in the main thread alone. They wait until the function that uses the
-    context has returned, with its results.
+    Python runs handlers only in the main thread. They wait until the function that uses the context
+    has returned its results.
     """
 
     def __init__(self) -> None:
@@ -272,7 +274,7 @@ class Held:
         self._timer: threading.Timer | None = None
 
     def deliver(self) -> None:
-        """Handle the signals that were held; what their handlers raise is raised here."""
+        """Handle the signals that were held; errors of their handlers are raised here."""
         if self._came and threading.current_thread() is threading.main_thread():
             self._send()
 
@@ -282,11 +284,11 @@ class Held:
         self._user = sys._getframe(1).f_code
         try:
             for number in _SIGNALS:
-                # Others are left alone: without a handler, or handled outside of Python.
+                # Others are unchanged: they have no handler, or one outside of Python.
                 if callable(handler := signal.getsignal(number)):
                     self._handlers[number] = handler
                     signal.signal(number, self._hold)
-        except BaseException:  # by the handler of one that is not held yet
+        except BaseException:  # from the handler of a signal that is not held yet
             self._restore()
             raise
 
@@ -296,8 +298,9 @@ class Held:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A thread's start waits for the thread, on a busy machine longer than the delay: signals
-        # are still held meanwhile, and looked for again after the last moment in which they are.
+        # Starting a thread waits for the thread, on a busy machine longer than the delay. Signals
+        # are still held meanwhile, and are checked again after the last moment at which they are
+        # held.
         self._send_later()
         self._restore()
         self._send_later()
@@ -308,12 +311,12 @@ class Held:
                 number = next(iter(self._handlers))
                 signal.signal(number, self._handlers[number])
                 del self._handlers[number]
-        except BaseException:  # by a handler that was just restored
+        except BaseException:  # from a handler that was just restored
             self._restore()
             raise
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        # The second of its kind is handled at once: somebody presses Ctrl-C again.
+        # The second signal of its kind is handled at once: somebody presses Ctrl-C again.
         if number in self._came:
             self._handlers[number](number, frame)
         else:
@@ -326,7 +329,7 @@ class Held:
             self._timer.start()
 
     def _send_if_returned(self) -> None:
-        # Where all processors are taken, the main thread may not have come out of the step yet.
+        # If all processors are busy, the main thread may not have left the step yet.
         self._timer = None
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_code is not self._user:
@@ -344,5 +347,5 @@ class Held:
         if self._came:
             try:
                 signal.pthread_kill(threading.main_thread().ident or 0, self._came.pop(0))
-            finally:  # of the main thread, where the handler raises here
+            finally:  # of the main thread, if the handler raises here
                 self._send()

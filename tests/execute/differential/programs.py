@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.choice.configured import synthesized
+from jaxcoll.execute.choice.defaults import synthesized
 from jaxcoll.synth import synthesizer_named
 from tests.execute.differential.cases import Case
 

@@ -47,6 +47,7 @@ def test_programs_of_any_schedule(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 10,000 programs, which take minutes to make
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_under_a_sanitizer(sanitizer, tmp_path):
     check(tmp_path, 5000, "-g", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -20,7 +21,7 @@ from experiments.config import configuration
 from experiments.study import CheckError
 from experiments.wires import measured, rank
 from experiments.wires.measured import rows_of, summary
-from experiments.wires.networks import NETWORKS
+from experiments.wires.networks import NETWORKS, add_options
 from jaxcoll import topologies
 from jaxcoll.execute.choice.cheapest import Candidate
 from tests.emulation.test_emulation import namespaces, needs_namespaces
@@ -41,6 +42,17 @@ LINE = {
 }  # fmt: skip
 
 test_settings_are_refused = refuses_settings("wires")
+
+
+def test_the_speed_of_a_cable_may_be_a_fraction_of_a_megabit(capsys):
+    parser = argparse.ArgumentParser()
+    add_options(parser, ())
+    assert parser.parse_args([]).speed == 6_250_000
+    assert parser.parse_args(["--mbits", "12.5"]).speed == Fraction(1_562_500)
+    for bad in ("0", "-3", "fast", "1/0", "nan"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--mbits={bad}"])
+        assert f"such as 50 or 12.5; got '{bad}'" in capsys.readouterr().err
 
 
 def test_networks_have_the_ranks_and_speeds_of_their_names():

@@ -25,7 +25,6 @@ from jaxcoll.synth.direct_connect.expansions import (
     LineGraph,
     bfb_all_gather,
     line_graph_power_cost,
-    product_all_gather,
     product_cost,
     scatter_of,
 )
@@ -257,7 +256,8 @@ def test_reduce_scatter_by_way_of_the_transpose(base, expansion):
 )
 def test_products_of_optimal_simple_factors(factors):
     predicted = product_cost(factors, [bfb_cost(factor) for factor in factors])
-    digraph, schedule = product_all_gather(factors)
+    digraph = gen.cartesian_product(*factors)
+    schedule = bfb_all_gather(digraph)
     jc.verify(schedule)
     assert cost(schedule) == bfb_cost(digraph) == predicted
     assert predicted is not None
@@ -268,7 +268,7 @@ def test_products_of_optimal_simple_factors(factors):
 def test_theorem_13_needs_simple_factors():
     factors = (gen.unidirectional_ring(2, 4), gen.unidirectional_ring(1, 3))
     assert product_cost(factors, [bfb_cost(factor) for factor in factors]) is None
-    _, schedule = product_all_gather(factors)
+    schedule = bfb_all_gather(gen.cartesian_product(*factors))
     assert cost(schedule) == Cost(5, Fraction(1))
     factors = (gen.diamond(), gen.complete(2))  # simple, but not optimal by BFB
     assert product_cost(factors, [bfb_cost(factor) for factor in factors]) is None

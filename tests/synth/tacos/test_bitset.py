@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.synth.tacos import state
+from jaxcoll.synth.tacos import bits
 
 
 @nb.njit
 def _measure(word):
-    return state.lowest_bit(word), state.count_bits(word)
+    return bits.lowest_bit(word), bits.count_bits(word)
 
 
 @nb.njit
 def _numbers(x, count, draws):
     found = np.empty(draws, np.int64)
     for i in range(draws):
-        x = state.next_random(x)
-        found[i] = state.random_below(x, count)
+        x = bits.next_random(x)
+        found[i] = bits.random_below(x, count)
     return found
 
 
 @nb.njit
 def _bit(i):
-    return state.bit_of(i)
+    return bits.bit_of(i)
 
 
 @given(st.integers(1, 2**64 - 1))
@@ -55,8 +55,8 @@ def test_numbers_are_in_range_and_about_equally_frequent(count):
 def _draws(words, seed, draws):
     x, found = seed, np.zeros(64 * len(words), np.int64)
     for _ in range(draws):
-        x = state.next_random(x)
-        found[state.draw_bit(words, 4, x)] += 1
+        x = bits.next_random(x)
+        found[bits.draw_bit(words, 4, x)] += 1
     return found
 
 

@@ -15,8 +15,10 @@ from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
 from jaxcoll.synth.tacos import Tacos, search
+from jaxcoll.synth.tacos.event_state import send_times
 from jaxcoll.synth.tacos.rules import RULES, rule_named
-from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
+from jaxcoll.synth.tacos.search import NO_LIMIT, Found, search_by_events
+from jaxcoll.synth.tacos.state import Network
 from jaxcoll.topologies import fully_connected, mesh, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -208,7 +210,7 @@ def test_below_a_limit_no_message_arrives_at_it_or_later(case, tacos, seed):
     topology, collective = case
     if all(len(group) == 1 for group in collective.groups):
         return
-    network, times = read_network(topology), send_times(topology, collective, tacos.nbytes)
+    network, times = Network.of(topology), send_times(topology, collective, tacos.nbytes)
 
     def search(limit: int) -> Found:
         return search_by_events(

@@ -13,7 +13,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.tacos.rules import faster_ranks
-from jaxcoll.synth.tacos.search import read_network
+from jaxcoll.synth.tacos.state import Network
 from jaxcoll.topologies import mesh, ring_fc_switch
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -27,7 +27,7 @@ def test_faster_ranks_are_those_with_a_shorter_way(topology, data):
     graph = nx.DiGraph()
     for u, v, c in sorted(ends, key=lambda link: -link[2]):  # of parallel links, the fastest
         graph.add_edge(v, u, weight=c)
-    first, last, rank = faster_ranks(read_network(topology), cost)
+    first, last, rank = faster_ranks(Network.of(topology), cost)
     for link, (_, v, c) in enumerate(ends):
         way = nx.single_source_dijkstra_path_length(graph, v)
         slow = c > 2 * min(other for _, w, other in ends if w == v)
@@ -42,7 +42,7 @@ def test_at_most_so_many_ranks_count():
     topology = mesh(100, 2)
     cost = np.where(abs(topology.src - topology.dst) == 1, 10**4, 1)
     cost[topology.src % 2 == 1] = 1
-    first, last, _ = faster_ranks(read_network(topology), cost.astype(np.int64))
+    first, last, _ = faster_ranks(Network.of(topology), cost.astype(np.int64))
     assert (last - first).max() == 64
 
 

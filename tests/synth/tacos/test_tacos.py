@@ -18,7 +18,6 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
-from jaxcoll.synth.tacos.search import read_network
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -183,7 +182,7 @@ def test_rows_of_a_mesh_keep_to_themselves():
 def test_a_matching_does_not_depend_on_how_ranks_are_divided(topology, cut, seed):
     n = topology.num_ranks
     cut = min(cut, n)
-    network = read_network(topology)
+    network = tables.Network.of(topology)
     random = np.random.default_rng(seed)
     collective = Collective("all_gather", n)
     states = random.integers(1, 2**63, size=n, dtype=np.uint64)

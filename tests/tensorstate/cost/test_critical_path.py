@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.critical_path import critical_seconds
 from tensorstate.cost.loop_schedule import Runs
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

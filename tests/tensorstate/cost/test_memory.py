@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tensorstate import Plan, SearchResult, deadline
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

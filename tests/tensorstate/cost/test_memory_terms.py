@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost import memory
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import EXACT, bytes_by_point, is_gradient
 from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, Placements
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
@@ -46,7 +47,7 @@ def test_a_ring_holds_two_blocks_of_all_that_goes_round(monkeypatch, dtype, item
     added = whole - temporaries()
     assert not added[:3].any()  # they are temporaries, the last category
     block = 16 * 2 * 4 // 4  # elements of keys, or of values
-    forward, backward = (o.index for o in problem.graph.operators if o.ring is not None)
+    forward, backward = (o.index for o in problem.graph.operators if o.pairing is not None)
     points, at = problem.liveness.program_points.tolist(), problem.liveness.at
     expected = dict.fromkeys(points, 0)
     expected[at[forward]] = 2 * 2 * block * itemsize

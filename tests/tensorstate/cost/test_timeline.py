@@ -18,16 +18,17 @@ from jaxcoll import topologies
 from jaxcoll.numerics import list_schedule as scheduling
 from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, FreeMemory, Tasks
 from jaxcoll.synth import Ring
+from tensorstate.collective_costs import AlphaBetaCosts, ScheduleCosts
 from tensorstate.cost import timeline
 from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.step_tasks import StepTasks
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.keeping.table import Kept
 from tensorstate.plan import solve_baseline
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.solvers import recomputing
 from tests.tensorstate.steps import s

@@ -17,8 +17,9 @@ import numpy as np
 from jax.sharding import Mesh as Devices
 
 from jaxcoll import aot
+from tensorstate.collective_costs import ScheduleCosts
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, ScheduleCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

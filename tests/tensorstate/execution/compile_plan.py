@@ -14,9 +14,10 @@ from jax.sharding import Mesh as Devices
 
 from experiments.models import load_model
 from jaxcoll import aot
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.execution.placement_table import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

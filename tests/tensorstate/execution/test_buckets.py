@@ -12,10 +12,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from experiments.models import load_model
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.execution import sharded_step
 from tensorstate.execution.buckets import apply_joined
 from tensorstate.execution.placement_table import apply_reshard_step, lax_collectives
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

@@ -16,11 +16,12 @@ import jaxcoll as jc
 from experiments.models import load_model
 from jaxcoll.aot.hlo import Instruction, Module, parse
 from tensorstate import search, trace
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.execution.collective_order import after_loop, in_order
 from tensorstate.execution.microbatch_loop import wait_for
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import CPU_OPTIONS
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

@@ -15,10 +15,11 @@ from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate import Plan
+from tensorstate.collective_costs import AlphaBetaCosts, ScheduleCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -227,7 +228,7 @@ BOTH = ("megatron-sp", "fsdp")
 @slow
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle(BOTH)),
+    list(zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle(BOTH))),
 )
 def test_bytes_of_models_are_those_that_were_predicted(name, strategy):
     """Each by one of both, as ``test_memory`` has every model by each without the loop."""

@@ -18,12 +18,13 @@ from jax.sharding import PartitionSpec
 from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
+from tensorstate.collective_costs import AlphaBetaCosts, ScheduleCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem

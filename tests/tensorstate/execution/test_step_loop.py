@@ -456,7 +456,7 @@ def test_a_saved_plan_finds_its_loops_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "axes"), zip(ALL, itertools.cycle((LINE, CUBE))))
+@pytest.mark.parametrize(("name", "axes"), list(zip(ALL, itertools.cycle((LINE, CUBE)))))
 def test_plans_on_other_meshes_run_the_loops_of_their_steps(name, axes):
     """Each on one of them: a mesh of two axes has every step in every run."""
     same_on_devices(name, axes, planned(name, tuple(axes.items())))
@@ -466,7 +466,7 @@ FORMS = {"runner": apply, "constraints": constrained_step, "explicit": explicit_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), zip(ALL, itertools.cycle(FORMS)))
+@pytest.mark.parametrize(("name", "form"), list(zip(ALL, itertools.cycle(FORMS))))
 def test_any_plan_runs_the_loops_of_its_step(name, form):
     """Drawn strategies: carries, rows and stacks in placements that no search would choose."""
     problem = planned(name, tuple(PLANE.items())).problem

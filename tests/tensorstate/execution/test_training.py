@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import (

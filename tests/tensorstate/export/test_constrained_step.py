@@ -110,9 +110,11 @@ def test_what_has_no_form_as_constraints():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    zip(
-        ("gpt", "llama", "moe", "vit", "gpt_scan", "vgg"),
-        itertools.cycle(("constrain", "explicit")),
+    list(
+        zip(
+            ("gpt", "llama", "moe", "vit", "gpt_scan", "vgg"),
+            itertools.cycle(("constrain", "explicit")),
+        )
     ),
 )
 def test_models_keep_the_plans_bytes_and_memory(name, form):

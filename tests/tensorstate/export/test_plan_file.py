@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 import tensorstate as ts
 from jaxcoll import topologies
 from jaxcoll.errors import FormatError
+from tensorstate.collective_costs import CANDIDATES
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps, loads
-from tensorstate.hardware import CANDIDATES
 from tests.io.mutations import refuses
 from tests.tensorstate.oracle import assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s

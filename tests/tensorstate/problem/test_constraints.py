@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
 from tensorstate.problem.constraints import apply_constraints, from_partition_spec
 from tensorstate.problem.problem import Problem

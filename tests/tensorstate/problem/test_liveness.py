@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from experiments.models import load_model
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.keeping.recomputed import RECOMPUTED

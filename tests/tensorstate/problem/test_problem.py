@@ -9,7 +9,8 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate import Auto, SearchOptions
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.collective_costs import AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import find_tensor_groups

@@ -8,7 +8,7 @@ import pytest
 from tensorstate.execution.microbatch_loop import run_operator
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
-from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.rules.sharding_rule import LocalShard
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.one_device import evaluate

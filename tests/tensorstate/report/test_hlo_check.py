@@ -11,11 +11,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import FormatError
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.report.hlo_check import (

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxcoll.numerics.program import Solution, Status
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
 from tensorstate.solver import coordinate_descent as descents
@@ -24,7 +25,7 @@ from tensorstate.solver import named as strategies
 from tensorstate.solver.base import Question
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import minimize_memory
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.repair import Repaired
 from tests.tensorstate.solvers import (
     coordinate_descent,
@@ -153,6 +154,25 @@ def test_a_bound_is_never_below_that_without_a_limit(
     assert found.bound == free.bound
 
 
+def test_a_program_that_is_not_built_in_time_leaves_the_repaired_plan(
+    monkeypatch, problem, candidates, limit, best, free
+):
+    """As of an optimizer of many products: the repaired plan was lost, and the search had none."""
+
+    def solve(question, _solver, **_options):
+        if question.options.memory_limit is None:
+            return free
+        raise OutOfTime
+
+    decided(monkeypatch, free, NOTHING, NOTHING, PlanError("none in time"))
+    replace_exact_search(monkeypatch, solve)
+    slow = dataclasses.replace(best, objective=9 * free.objective)
+    monkeypatch.setattr(searches, "repair", lambda *_args, **_options: Repaired(slow, slow))
+    found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+    assert found.objective == slow.objective
+    assert found.bound == free.bound
+
+
 def test_stages_that_find_nothing_leave_it_to_the_next(
     monkeypatch, problem, candidates, limit, best, free
 ):
@@ -245,7 +265,7 @@ def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
     monkeypatch, problem, candidates
 ):
     """What finds something is the relaxation and the small program of its likely strategies."""
-    solve, calls = LinearProgram.solve, []
+    solve, calls = GrowingProgram.solve, []
 
     def hurried(self, **options):
         calls.append(options.get("relax", False))
@@ -255,7 +275,7 @@ def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
         return dataclasses.replace(found, bound=0.5 * found.objective)
 
     monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
-    monkeypatch.setattr(LinearProgram, "solve", hurried)
+    monkeypatch.setattr(GrowingProgram, "solve", hurried)
     found = solve_milp(problem, candidates)
     assert calls == [True, False, False, False]
     assert 0 < found.bound < 0.6 * found.objective
@@ -265,14 +285,14 @@ def test_a_relaxation_without_fractions_is_the_plan(monkeypatch, problem, candid
     """Strategies that are all decided, as most of a baseline's, are one program and not two."""
     free = solve_milp(problem, candidates)
     fixed = [[strategy] for strategy in free.decisions.strategies]
-    solve, calls = LinearProgram.solve, []
+    solve, calls = GrowingProgram.solve, []
 
     def counted(self, **options):
         calls.append(options.get("relax", False))
         return solve(self, **options)
 
     monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
-    monkeypatch.setattr(LinearProgram, "solve", counted)
+    monkeypatch.setattr(GrowingProgram, "solve", counted)
     found = solve_milp(problem, fixed)
     assert calls == [True]
     assert found.decisions.strategies == free.decisions.strategies
@@ -288,14 +308,14 @@ def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, p
 
 def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, candidates, limit):
     """A verdict of infeasibility on the program with costs is checked by the least memory."""
-    solve = LinearProgram.solve  # the least memory has one cost
+    solve = GrowingProgram.solve  # the least memory has one cost
 
     def mistaken(self, **options):
         if sum(map(bool, self._costs)) > 1:
             return Solution(Status.INFEASIBLE, np.zeros(0), math.inf, math.inf)
         return solve(self, **options)
 
-    monkeypatch.setattr(LinearProgram, "solve", mistaken)
+    monkeypatch.setattr(GrowingProgram, "solve", mistaken)
     options: dict[str, Any] = {"recompute": True}
     found = solve_within_limit(problem, candidates, memory_limit=limit, fall_back=False, **options)
     assert isinstance(found, Infeasible)

@@ -13,8 +13,9 @@ import pytest
 
 from jaxcoll.numerics.program import NOTHING_KNOWN, Status
 from tensorstate import Auto, PlanError, search
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact
@@ -22,7 +23,7 @@ from tensorstate.solver.base import Question
 from tensorstate.solver.coordinate_descent import lower_bound_on_axes
 from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.named import best_among
 from tensorstate.solver.repair import repair
 from tensorstate.solver.reshard_constraints import ReshardConstraints
@@ -53,7 +54,7 @@ def clock(monkeypatch):
 
     A program that has less time left is late by a tenth, as large ones are.
     """
-    clock, add_group, solve = Clock(), ReshardConstraints.add_group, LinearProgram.solve
+    clock, add_group, solve = Clock(), ReshardConstraints.add_group, GrowingProgram.solve
 
     def add_group_in_time(self, number):
         clock.add(0.1)
@@ -68,7 +69,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(ReshardConstraints, "add_group", add_group_in_time)
-    monkeypatch.setattr(LinearProgram, "solve", solve_in_time)
+    monkeypatch.setattr(GrowingProgram, "solve", solve_in_time)
     return clock
 
 
@@ -139,7 +140,7 @@ def test_after_the_deadline_nothing_is_built_and_nothing_solved(monkeypatch):
     monkeypatch.setattr(exact, "solve_relaxation", None)
     with pytest.raises(OutOfTime, match="no plan was found in time; allow more time"):
         Formulation(asked.problem, asked.candidates, deadline=late.deadline)
-    program = LinearProgram(late.deadline)
+    program = GrowingProgram(late.deadline)
     program.add_variable(cost=1.0)
     for found in (program.solve(), program.solve(relax=True), program.solve_ipm_relaxation()):
         assert (found.status, len(found.values), found.bound) == ("limit", 0, -math.inf)
@@ -192,7 +193,7 @@ def test_no_large_branch_and_bound_is_begun_in_too_little_time(monkeypatch):
     monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
     monkeypatch.setattr(exact, "is_near", lambda *_args: False)
     monkeypatch.setattr(Formulation, "is_decided", lambda *_args: False)
-    asked, sizes, built, solve = question_of(mesh=MESHES[1]), [], [], LinearProgram.solve
+    asked, sizes, built, solve = question_of(mesh=MESHES[1]), [], [], GrowingProgram.solve
 
     def counted(self, *, relax=False, **options):
         sizes.extend([] if relax else [self.num_variables])
@@ -209,7 +210,7 @@ def test_no_large_branch_and_bound_is_begun_in_too_little_time(monkeypatch):
         args = build, asked.candidates, 0.01, until, None, prune_placements
         return exact.solve_by_size(*args)[1]
 
-    monkeypatch.setattr(LinearProgram, "solve", counted)
+    monkeypatch.setattr(GrowingProgram, "solve", counted)
     assert len(searched(False).values)
     assert len(sizes) == 3
     assert sizes[0] < min(sizes[1:])

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.numerics.program import Solution, Status
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import SUM, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact

@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.hardware import HARDWARE, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import reshard_steps
 from tensorstate.solver.formulation import Formulation, _assign_by_share
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.memory_constraints import VariableShares
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.exhaustive import Every
@@ -277,7 +278,7 @@ def shares_again(formulation: Formulation, number: int, **variables) -> Variable
     return VariableShares(formulation.choices, changed)
 
 
-def least(program: LinearProgram, variable: int) -> float:
+def least(program: GrowingProgram, variable: int) -> float:
     program.clear_objective()
     program.add_cost(variable, 1.0)
     return program.solve(relax=True).values[variable]

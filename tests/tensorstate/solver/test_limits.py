@@ -12,10 +12,11 @@ import re
 import numpy as np
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.errors import PlanError
-from tensorstate.hardware import AlphaBetaCosts, Hardware
+from tensorstate.hardware import Hardware
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import solve_milp
 from tests.tensorstate.tiny import LINES, MESHES, graph

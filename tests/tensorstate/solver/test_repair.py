@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from tensorstate.collective_costs import AlphaBetaCosts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.base import Question

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.synth.forestcoll.routed_trees import MOST_EDGES, RoutedTrees
 from jaxcoll.topology import Topology
 

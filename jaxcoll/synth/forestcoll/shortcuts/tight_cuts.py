@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import Trees, depths
 

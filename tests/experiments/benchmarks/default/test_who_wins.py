@@ -43,5 +43,18 @@ def test_a_run_that_was_stopped_goes_on(small, monkeypatch):
         who_wins.main([])
 
 
+def test_machines_that_are_recorded_alone_leave_the_others_as_they_are(small, monkeypatch):
+    other = {"machine": "h100-host", "collective": "all_gather"}
+    old = {"machine": "mi300x-host", "collective": "all_to_all"}
+    gone = {"machine": "a machine of before", "collective": "all_to_all"}
+    monkeypatch.setattr(who_wins, "CASES", {"mi300x-host": ("direct",), "h100-host": None})
+    (small / "who_wins.json").write_text(json.dumps({"rows": [other, gone, old]}))
+    monkeypatch.setattr(who_wins.recording, "write", lambda: None)
+    who_wins.main(["--record", "--machines", "mi300x-host"])
+    first, second = json.loads((small / "who_wins.json").read_text())["rows"]
+    assert (first["machine"], first["collective"]) == ("mi300x-host", "all_gather")
+    assert second == other
+
+
 def test_every_machine_is_on_the_map():
     assert set(who_wins.CASES) == set(MACHINES)

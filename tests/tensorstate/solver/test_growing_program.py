@@ -14,12 +14,12 @@ from scipy.sparse import csr_matrix
 
 from jaxcoll.numerics import program as numerics_program
 from jaxcoll.progress import Progress
-from tensorstate.solver.linear_program import FEW_ROWS, LinearProgram
+from tensorstate.solver.growing_program import FEW_ROWS, GrowingProgram
 
 
-def small() -> LinearProgram:
+def small() -> GrowingProgram:
     """A knapsack of three items, two of which weigh too much together."""
-    program = LinearProgram()
+    program = GrowingProgram()
     chosen = [
         program.add_variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)
     ]
@@ -48,10 +48,10 @@ def test_the_relaxation_is_a_bound():
     assert relaxed.bound == relaxed.objective == pytest.approx(-4)
 
 
-def covering(rows: int = 12, columns: int = 20) -> LinearProgram:
+def covering(rows: int = 12, columns: int = 20) -> GrowingProgram:
     """Rows that random columns cover, of random costs."""
     rng = np.random.default_rng(0)
-    program = LinearProgram()
+    program = GrowingProgram()
     for _ in range(columns):
         program.add_variable(cost=float(rng.integers(1, 9)), implied_upper=100.0)
     for _ in range(rows):
@@ -73,7 +73,7 @@ def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
     ended = []
     run = numerics_program._run
 
-    def first_only(solver: highspy.Highs) -> None:
+    def first_only(solver: numerics_program._Solver) -> None:
         if ended:
             solver.setOptionValue("simplex_iteration_limit", 0)
         run(solver)
@@ -88,7 +88,7 @@ def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
 
 def test_any_duals_prove_a_bound():
     """None is above the optimum, and the optimal dual variables reach it."""
-    program = LinearProgram()
+    program = GrowingProgram()
     x, y = (program.add_variable(cost=cost, implied_upper=10.0) for cost in (1.0, 2.0))
     program.add_constraint([(x, 1.0), (y, 1.0)], 3.0, math.inf)
     program.add_constraint([(x, 1.0)], -math.inf, 2.0)
@@ -125,13 +125,14 @@ def test_costs_can_be_forgotten():
 
 def test_progress_is_in_seconds_and_leaves_out_what_is_not_known_yet():
     """A knapsack that takes a search: it reports bounds of the optimum."""
-    random, program = np.random.default_rng(0), LinearProgram()
+    random, program = np.random.default_rng(0), GrowingProgram()
     chosen = [program.add_variable(cost=-w, high=1.0, integer=True) for w in random.random(60)]
     for _ in range(20):
         weights = random.random(60)
         program.add_constraint(list(zip(chosen, weights.tolist(), strict=True)), -math.inf, 9.0)
     seen: list[Progress] = []
-    found = program.solve(time_limit=5.0, progress=seen.append)
+    program.progress = seen.append
+    found = program.solve(time_limit=5.0)
     assert seen
     assert [each.total for each in seen] == pytest.approx([5.0] * len(seen), abs=0.1)
     for each in seen:
@@ -148,8 +149,8 @@ def test_lazy_rows_are_as_good_as_rows(seed):
     worth, weights = random.random(12), random.random((30, 12)) * (random.random((30, 12)) < 0.5)
     weights[:, -1] = -3.0  # the last variable is fixed: rows are <= 3 with all others
 
-    def program(lazy: bool) -> LinearProgram:
-        made = LinearProgram()
+    def program(lazy: bool) -> GrowingProgram:
+        made = GrowingProgram()
         items = [made.add_variable(cost=-w, high=1.0, integer=True) for w in worth[:-1]]
         items.append(made.add_variable(low=1.0, high=1.0))
         if lazy:
@@ -172,7 +173,7 @@ def test_lazy_rows_are_as_good_as_rows(seed):
 
 def test_without_time_the_values_are_those_of_the_rows_so_far():
     """They exceed others, and the status says that they may."""
-    program = LinearProgram()
+    program = GrowingProgram()
     items = [program.add_variable(cost=-1.0, high=1.0) for _ in range(40)]
     one = program.add_variable(low=1.0, high=1.0)
     rows = np.zeros((40, 41))
@@ -187,7 +188,7 @@ def test_without_time_the_values_are_those_of_the_rows_so_far():
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_few_rows_are_not_lazy(extra):
-    program = LinearProgram()
+    program = GrowingProgram()
     program.add_variable(cost=-1.0, high=1.0)
     rows = FEW_ROWS + extra
     program.set_lazy(csr_matrix(np.ones((rows, 1))))
@@ -195,7 +196,7 @@ def test_few_rows_are_not_lazy(extra):
     assert program.solve(relax=True).objective == pytest.approx(0, abs=1e-6)
 
 
-class Unsure(numerics_program._Silent):
+class Unsure(numerics_program._Solver):
     """Ends without a status from a basis, as HiGHS does for some programs that nothing meets."""
 
     starts_from_basis = False
@@ -214,17 +215,17 @@ class Unsure(numerics_program._Silent):
 
 
 def test_what_no_basis_decides_is_solved_without(monkeypatch):
-    monkeypatch.setattr(numerics_program, "_Silent", Unsure)
-    program = LinearProgram()
+    monkeypatch.setattr(numerics_program, "_Solver", Unsure)
+    program = GrowingProgram()
     program.add_variable(cost=-1.0, low=0.5, high=1.0)
     program.set_lazy(csr_matrix(np.ones((FEW_ROWS + 1, 1))))
     assert program.solve(relax=True).status == "infeasible"
 
 
-def sharing(seed: int, *, split: bool) -> LinearProgram:
+def sharing(seed: int, *, split: bool) -> GrowingProgram:
     """Demands met by steps, each taken by three flows of which the largest is paid for."""
     rng = np.random.default_rng(seed)
-    program = LinearProgram()
+    program = GrowingProgram()
     for _ in range(4):
         costs = rng.integers(1, 9, 5).astype(float)
         flows = np.array([[program.add_fraction() for _ in range(3)] for _ in costs])
