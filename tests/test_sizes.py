@@ -19,6 +19,7 @@ KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyw
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
+    "jaxcoll/execute/choice/explained.py": {"explain_choice": PUBLIC},
     "jaxcoll/execute/functions.py": {
         "psum_scatter": PUBLIC,
         "all_gather": PUBLIC,
