@@ -185,7 +185,7 @@ def explain_choice(
 
 def _kind_of(collective: str, largest: object, wire_dtype: object) -> str:
     """The kind of collective that a call is explained as."""
-    is_ragged = collective == RAGGED
+    is_ragged = isinstance(collective, str) and collective == RAGGED
     named = meant(collective) if isinstance(collective, str) else None
     kind = "all_to_all" if is_ragged else collective if named is None else named.name
     checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
