@@ -555,13 +555,9 @@ def explain(network, collective, size, backend, show_all, wire, largest, as_json
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
     _check_explained(network, collective, backend)
     if wire is not None or largest is not None:
-        found = _of_fewer_bytes(network, collective, size, backend, wire, largest)
-        if as_json:
-            facts = {"network": str(network.name), "collective": collective, "backend": backend}
-            print_json({**facts, "rows": [row for row, _ in found]})
-        else:
-            _echo_fewer_bytes(found)
-        return 0
+        rows = _of_fewer_bytes(network, collective, size, backend, wire, largest)
+        facts = {"network": str(network.name), "collective": collective, "backend": backend}
+        return tell(as_json, {**facts, "rows": [row for row, _ in rows]}, *_beside_plain(rows))
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -611,14 +607,6 @@ def _check_explained(network, collective: str, backend: str) -> None:
     _check_fed(network, backend)
 
 
-def _echo_fewer_bytes(found: Sequence[tuple[dict[str, Any], Any]]) -> None:
-    """Print each explanation, and its time beside that of the plain call."""
-    for row, inside in found:
-        share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
-        took = f"{time_text(row['seconds'])}, {share}"
-        click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
-
-
 def _of_fewer_bytes(
     network, collective: str, sizes, backend: str, wire: str | None, largest: str | None
 ) -> list[tuple[dict[str, Any], Any]]:
@@ -652,6 +640,13 @@ def _of_fewer_bytes(
         row = {"nbytes": nbytes, "runs": runs, "seconds": told.seconds}
         rows.append(({**row, "plain_seconds": plain.seconds, "beside": beside}, told))
     return rows
+
+
+def _beside_plain(rows: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[str]:
+    """By size the explanation, and the part of the time of a plain call."""
+    for row, told in rows:
+        share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
+        yield f"{told}\n\n{size_text(row['nbytes'])}: {time_text(row['seconds'])}, {share}\n"
 
 
 def _matrix(path: str) -> list[list[int]]:
