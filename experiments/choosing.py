@@ -36,11 +36,11 @@ class Count(NamedTuple):
     """A synthesizer over all cases.
 
     Attributes:
-        name: of the synthesizer.
+        name: the name of the synthesizer.
         defined: cases where it has a schedule.
         fastest: those of them where it is within 1 % of the least time.
         alone: those of them where no other is.
-        median: of its time over the least, where it is defined.
+        median: the median of its time over the least, where it is defined.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Few(NamedTuple):
     """The names of a number that together are near the fastest most often.
 
     Attributes:
-        names: of the synthesizers.
+        names: names of the synthesizers.
         near: cases in which one of them takes at most 5 % more than the fastest of all.
         worst: the most that the best of them takes over the fastest, where one is defined.
     """

@@ -123,9 +123,9 @@ def grouped_bars(
 
     Args:
         bars: title to group to {name: height}; a name may be absent from a group.
-        label: of the heights.
+        label: the label of the heights.
         log: whether heights are on a logarithmic scale.
-        level: of a line across all bars.
+        level: the level of a line across all bars.
     """
     names = list(dict.fromkeys(n for g in bars.values() for heights in g.values() for n in heights))
     width = 0.8 / len(names)
@@ -160,7 +160,7 @@ def stacked_bars(
     Args:
         bars: group to name to {part: height}.
         parts: lowest first; those that no bar has are not shown.
-        label: of the heights.
+        label: the label of the heights.
     """
     count = sum(len(group) + 1 for group in bars.values())
     figure = Figure(figsize=(max(6.0, 0.26 * count + 1.0), 4.4), layout="constrained")

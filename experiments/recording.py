@@ -103,7 +103,7 @@ def recorded(name: str, size: str, content: Mapping[str, Any], small: str = "") 
     """A run that was just published, as it is recorded.
 
     Args:
-        content: of the ``rows.json`` that it wrote.
+        content: the content of the ``rows.json`` that it wrote.
         small: digest of the rows of size=ci by the same code; those of this run when empty.
     """
     rows = [rounded(row) for row in content["rows"]]

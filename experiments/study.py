@@ -140,7 +140,7 @@ def publish(
     """Prints a study's rows and writes ``rows.json``, ``rows.csv`` and ``figure.png``.
 
     Args:
-        title: of the table: the paper's figure or table.
+        title: the title of the table: the paper's figure or table.
         rows: a mapping from column to value each. Columns named "paper" or starting with "paper "
             hold the paper's numbers, beside ours.
         results: folder to write to, made when absent. Every file is replaced whole.

@@ -126,7 +126,7 @@ def report(
     """Prints ``rows`` as a table and writes them, with the machine and the time, to a JSON file.
 
     Args:
-        name: of the benchmark; the file is ``results/name.json``.
+        name: the name of the benchmark; the file is ``results/name.json``.
         rows: a mapping from column to value each; those of an iterator are printed one by one when
             they are made, before the table, as by ``kept``. A ``Timing`` is printed in a fitting
             unit and written in seconds; numbers, strings, booleans, None and NumPy scalars are

@@ -107,7 +107,7 @@ class Copies:
         """A schedule of one copy, run by all of them at once.
 
         Args:
-            helpers: of the collective; ranks of other copies have no part in any.
+            helpers: helpers of the collective; ranks of other copies have no part in any.
         """
         # Copy c of edge e is edge c * edges + e, copy c of chunk i the i-th chunk of group c.
         count, edges = len(self.ranks), found.edges

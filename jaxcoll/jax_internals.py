@@ -269,7 +269,7 @@ def check_before_running(kind: type, check: Callable[[str, list, list], None]) -
     programs is wrapped.
 
     Args:
-        kind: of the objects that ``carried`` of ``define`` returned.
+        kind: the kind of the objects that ``carried`` of ``define`` returned.
         check: (name of the program, its objects of that kind, all devices that it runs on) -> None.
     """
     start = pxla.ExecuteReplicated.__call__
@@ -468,7 +468,8 @@ class Inner(NamedTuple):
         jaxpr, constants: the program and the values that it closed over.
         operands: the operands of the call that the program takes.
         is_remat: whether it reruns, in the backward pass of ``jax.checkpoint``.
-        name: of the user's function; empty if it has none, or if the function is JAX's own.
+        name: the name of the user's function; empty if it has none, or if the function is JAX's
+            own.
     """
 
     jaxpr: Any
@@ -718,8 +719,8 @@ def define(
         shape: (operand's shape, **params) -> result's shape.
         out_varying: (operand's varying axes, **params) -> result's.
         weak: (whether the operand's type is weak, **params) -> whether the result's is.
-        transpose: of a linear primitive, (cotangent, **params) -> the operand's cotangent; ``None``
-            for one without derivatives.
+        transpose: for a linear primitive, (cotangent, **params) -> the operand's cotangent;
+            ``None`` for one without derivatives.
         batch: (operand, batch dimension, **params) -> (result, its batch dimension); never called
             for a ``vmap`` over one of the primitive's own axes.
         run: (operand, **params) -> result in terms of other primitives, traced when lowering.
@@ -793,6 +794,48 @@ def define_function(name: str, run: Callable, abstract: Callable, batch: Callabl
     primitive.def_abstract_eval(typed)
     mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
     batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def define_linear(name: str, run: Callable, transpose: Callable, rows: str) -> Primitive:
+    """Declare a primitive that is linear in its first operand, with a transpose of its own.
+
+    In place of ``jax.custom_derivatives.linear_call``, which has no rule for ``vmap``. Batched it
+    is what ``run`` is, with the derivatives of that.
+
+    Args:
+        run: (operand, *integers, **params) -> a result with other rows.
+        transpose: (cotangent, *integers, **params) -> the operand's cotangent.
+        rows: the parameter that has the number of the result's rows; ``axis_name`` has the axes.
+    """
+    primitive = Primitive(name)
+
+    def abstract(x, *_, axis_name, **params):
+        out = x.update(shape=(params[rows], *x.shape[1:]), weak_type=False)
+        return out, {core.NamedAxisEffect(axis) for axis in axis_name}
+
+    def jvp(primals, tangents, **params):
+        (x, *integers), (tangent, *_) = primals, tangents
+        made = primitive.bind(x, *integers, **params)
+        if type(tangent) is ad.Zero:
+            return made, ad.p2tz(made)
+        return made, primitive.bind(tangent, *integers, **params)
+
+    def transposed(cotangent, x, *integers, **params):
+        found = ad.Zero(x.aval)
+        if type(cotangent) is not ad.Zero:
+            found = transpose(cotangent, *integers, **params)
+        return [found, *[None] * len(integers)]
+
+    def batched(operands, dimensions, **params):
+        return jax.vmap(functools.partial(run, **params), dimensions)(*operands), 0
+
+    primitive.def_effectful_abstract_eval(abstract)
+    primitive.def_impl(run)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transposed
+    batching.primitive_batchers[primitive] = batched
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
     return primitive
 
 

@@ -67,11 +67,11 @@ class Kind:
         has_root: whether one rank is the root: the owner of a buffer of one shard, else the target.
             Where some hold chunks, several ranks are.
         phase_names: the kinds that do it one after the other; itself where there are none.
-        for_one_name, for_all_name: of a kind with several roots, those that it is for each of them
-            alone, and for all ranks of a group as roots. Its schedules contain the former, and are
-            the latter's without the copies that no root needs.
-        one_shard_name: of a kind that is the same for every rank, the kind that it is for the shard
-            of one rank, as the root.
+        for_one_name, for_all_name: for a kind with several roots, the kinds that it is for each of
+            them alone, and for all ranks of a group as roots. Its schedules contain the former, and
+            are the latter's without the copies that no root needs.
+        one_shard_name: for a kind that is the same for every rank, the kind that it is for the
+            shard of one rank, as the root.
         takes_shares: whether shards may be unequal: of a kind with a shard per rank by a number for
             each, of one with a shard per pair by a row of numbers for each source.
         lax: the function of ``jax.lax`` that runs it, where there is one.

@@ -124,7 +124,7 @@ def beside_lone_ranks(found: Schedule, whole: Collective) -> Schedule:
     """A schedule of groups, as one of them and groups of one rank, in which there is nothing to do.
 
     Args:
-        found: of the groups of several ranks, in their order.
+        found: groups of several ranks that were found, in their order.
         whole: with as many chunks per shard.
     """
     moved = _first_chunks(whole, found.collective.groups) - found.collective.chunk_ptr[:-1]

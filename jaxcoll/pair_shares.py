@@ -37,8 +37,8 @@ class PairShares:
     Equality and hash are by content.
 
     Attributes:
-        amounts: of source s for destination d at [s, d], by their places in the group; int64 of
-            shape (size, size), read-only. Shares that ranks keep stand on the diagonal.
+        amounts: the amount from source s for destination d at [s, d], by their places in the group;
+            int64 of shape (size, size), read-only. Shares that ranks keep stand on the diagonal.
     """
 
     amounts: np.ndarray

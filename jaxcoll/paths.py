@@ -195,7 +195,7 @@ def least_distances(topology: Topology, lengths: np.ndarray) -> np.ndarray:
     """Least sum of lengths from rank to rank, float64 of shape (ranks, ranks).
 
     Args:
-        lengths: of each link, at least 0, float64 of shape (links,).
+        lengths: length of each link, at least 0, float64 of shape (links,).
     """
     n = topology.num_ranks
     if topology.num_links and (lengths == lengths[0]).all():
@@ -209,7 +209,7 @@ def distances_from_ranks(topology: Topology, lengths: np.ndarray) -> np.ndarray:
     Infinite at switches that no rank reaches.
 
     Args:
-        lengths: of each link, at least 0, float64 of shape (links,).
+        lengths: length of each link, at least 0, float64 of shape (links,).
     """
     return distances_from(topology, lengths, np.arange(topology.num_ranks))
 

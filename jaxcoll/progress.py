@@ -32,8 +32,8 @@ class Progress:
         done: how much is done, in the unit that the call states.
         total: how much there is to do, in that unit; None where that shows only at the end.
         what: name of the latest work.
-        best: of a search, the least time found so far, in seconds; None while there is none.
-        bound: of a search, seconds that nothing can be below, where such a number is known.
+        best: in a search, the least time found so far, in seconds; None while there is none.
+        bound: in a search, seconds that nothing can be below, where such a number is known.
     """
 
     done: float

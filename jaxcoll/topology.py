@@ -234,9 +234,9 @@ class Topology(Links):
         dropped.
 
         Args:
-            factors: of the bandwidth, above 0, by link number, or by pair (u, v) for all links from
-                vertex u to vertex v, or by the name of a rank, switch or host for all links between
-                it and the others. A link that is named twice is scaled twice.
+            factors: factors of the bandwidth, above 0, by link number, or by pair (u, v) for all
+                links from vertex u to vertex v, or by the name of a rank, switch or host for all
+                links between it and the others. A link that is named twice is scaled twice.
 
         Raises:
             TopologyError: a link or name that does not exist, or a factor that is not above 0;

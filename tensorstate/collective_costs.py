@@ -51,7 +51,7 @@ class CollectiveCostModel:
 
         Args:
             axis: number of the mesh axis.
-            nbytes: of the buffer, at least 0.
+            nbytes: bytes of the buffer, at least 0.
             around: whether the last device sends too, to the first.
         """
         # A model that prices collectives alone says how long a ring takes, which is such steps.
@@ -155,7 +155,7 @@ class ScheduleCosts(CollectiveCostModel):
             device r has rank r. It determines the links that every mesh axis uses. Schedules number
             devices by their index on the mesh.
         candidates: synthesizers with chunks per shard; every collective and size takes the fastest.
-        seed: of the synthesizers.
+        seed: the seed of the synthesizers.
         execution: the machine's charges in addition to the links, or the name of a backend for
             the shipped ones. If they are given, ``jax.lax`` is a candidate, too, around the
             ranks in order: ``schedule`` is then ``None``, which runs it. None counts links alone.

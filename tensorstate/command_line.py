@@ -40,6 +40,7 @@ class MeshShape(click.ParamType):
 @click.option("--hardware", default="A100", help="A100, H100, 'TPU v5p', CPU, ...")
 @click.option("--memory-limit", type=SIZE, help="Memory of a device: 16GB.")
 @click.option("--recompute", is_flag=True, help="Activations may be recomputed.")
+@click.option("--offload", is_flag=True, help="Activations may wait on the host.")
 @click.option("--output", "-o", help="Also write the plan as a page, FILE.html.")
 @click.option("--beside", help="On the page, a named strategy too: fsdp.")
 @as_json
@@ -74,8 +75,8 @@ def plan(function, shapes, mesh, network, maker, as_json, **options) -> int:
         raise click.UsageError(f"no strategy is called {min(unknown)[:40]!r}; known: {known}")
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
-        # Of an unrolled scan some layers may be recomputed and others saved.
-        loops = "unroll" if options["recompute"] else "keep"
+        # Of an unrolled scan some layers may be recomputed, or offloaded, and others saved.
+        loops = "unroll" if options["recompute"] or options["offload"] else "keep"
         graph = tensorstate.trace(step, arguments, loops=loops)
     with working("searching") as report:
         found = tensorstate.search(graph, mesh=mesh, topology=topology, progress=report, **options)

@@ -33,6 +33,11 @@ class Hardware:
         network: costs of collectives that were measured with the device. A search on their mesh
             uses them if it is given neither a topology nor a network.
         overlaps: whether collectives run beside compute. CPU devices do one thing at a time.
+        has_ragged: whether XLA has an all_to_all of slices of unequal sizes; for CPUs it has none,
+            and slices are padded to the largest.
+        host_bandwidth: bytes per second of a device's copies to the memory of its host, and of
+            those back, each way by itself and with all devices of the host at work; ``None`` where
+            nothing is to be kept there.
     """
 
     name: str
@@ -42,6 +47,8 @@ class Hardware:
     execution: ExecutionCosts | str | None = None
     network: CollectiveCostModel | None = None
     overlaps: bool = True
+    has_ragged: bool = True
+    host_bandwidth: float | None = None
 
     @classmethod
     def measure(
@@ -75,9 +82,9 @@ class Hardware:
         """
         found = measured(mesh, cache, seconds, progress)
         network = MeasuredCosts(MeshShape.of(found.axes), found.collectives)
-        overlaps = mesh.devices.flat[0].platform != "cpu"
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
         rates = found.flops, found.memory_bandwidth, found.memory
-        return cls(found.name, *rates, network=network, overlaps=overlaps)
+        return cls(found.name, *rates, network=network, overlaps=not is_cpu, has_ragged=not is_cpu)
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -87,12 +94,14 @@ class Hardware:
             checks.integer(itemsize, "bytes per element in flops", PlanError, least=1)
             rates[f"flops[{itemsize}]"] = rate
         rates |= {"memory_bandwidth": self.memory_bandwidth, "memory": self.memory}
+        if self.host_bandwidth is not None:
+            rates["host_bandwidth"] = self.host_bandwidth
         for name, rate in rates.items():
             checks.positive(rate, f"{name} of {named(self.name)}", PlanError)
         if not self.flops:
             raise PlanError(f"flops of {named(self.name)} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
-        checks.flag_fields(self, PlanError, "overlaps")
+        checks.flag_fields(self, PlanError, "overlaps", "has_ragged")
         if self.network is not None:
             checks.instance(self.network, CollectiveCostModel, "network", PlanError)
 
@@ -105,19 +114,24 @@ class Hardware:
 
 # Dense rates and memory sizes of the vendors' data sheets: NVIDIA A100 80GB SXM and H100 SXM (TF32
 # for 4-byte elements), Google Cloud's pages of TPU v4, v5e and v5p (matrix units take bfloat16; in
-# JAX's default precision a float32 product is one bfloat16 pass).
+# JAX's default precision a float32 product is one bfloat16 pass). Links to the host: of a H100 PCIe
+# 5.0 x16, 64 GB/s each way by its data sheet, of which copies of pinned memory reach 55 (55.6 in
+# NVIDIA's article on its NVbandwidth); of an A100, PCIe 4.0, half of that; of a TPU 15 GB/s a chip
+# ("How to Scale Your Model", chapter 2). A GH200's NVLink-C2C has 450 each way.
 HARDWARE: dict[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
-        Hardware("A100", {2: 312e12, 4: 156e12}, 2.039e12, 80e9),
-        Hardware("H100", {2: 989.4e12, 4: 494.7e12}, 3.35e12, 80e9),
-        Hardware("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9),
-        Hardware("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9),
-        Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9),
+        Hardware("A100", {2: 312e12, 4: 156e12}, 2.039e12, 80e9, host_bandwidth=27.5e9),
+        Hardware("H100", {2: 989.4e12, 4: 494.7e12}, 3.35e12, 80e9, host_bandwidth=55e9),
+        Hardware("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9, host_bandwidth=15e9),
+        Hardware("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9, host_bandwidth=15e9),
+        Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9, host_bandwidth=15e9),
         # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
         # topology alone, "CPU devices" for those of one host, which share its memory and cores.
-        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False),
-        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu", overlaps=False),
+        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False, has_ragged=False),
+        Hardware(
+            "CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, "cpu", overlaps=False, has_ragged=False
+        ),
     )
 }
 

@@ -16,6 +16,7 @@ from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from tensorstate.collective_costs import CollectiveCostModel
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
+from tensorstate.cost.memory import CATEGORIES
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
@@ -28,7 +29,7 @@ from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.ir.graph import Graph
-from tensorstate.keeping.table import allowed
+from tensorstate.keeping.table import allowed, check_priced
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
@@ -116,12 +117,13 @@ class Plan:
             "communication": report.seconds(cost.communication),
             "of it exposed": report.seconds(self.timeline.exposed_seconds),
             "memory": report.size(cost.memory.peak),
+            **({"on the host": report.size(cost.memory.host)} if cost.memory.host else {}),
             "gap": "no bound" if math.isinf(self.result.bound) else f"{100 * self.gap:.2g} %",
             "as a page": "plan.html()",
         }
         # Bars of the running sum, so that the last one is the peak.
         room = self.memory_limit or self.problem.hardware.memory
-        parts = dataclasses.astuple(cost.memory)
+        parts = [getattr(cost.memory, name) for name in ("inputs", *CATEGORIES)]
         filled = [sum(parts[: i + 1]) / room for i in range(len(parts))]
         drawing = pictures.bars(filled, "inputs, saved, resident, gradients, temporaries")
         return pictures.table(parallelism_name(self.problem, self.decisions, cost), rows, drawing)
@@ -145,10 +147,10 @@ class Plan:
         tensors and operators, and to what other shardings would cost there.
 
         Args:
-            title: of the page.
+            title: the title of the page.
             other: a plan to stand beside this one, as ``solve_baseline`` makes it; its mesh, its
                 limit and its step may be others.
-            names: of the two plans.
+            names: names of the two plans.
 
         Raises:
             PlanError: a title or names that are not texts, or another plan that is none.
@@ -423,6 +425,7 @@ def solve_baseline(
     objective: str = "overlap",
     memory_limit: float | str | None = None,
     recompute: bool = False,
+    offload: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
 ) -> Plan:
     """Find the best plan of a named baseline such as "fsdp" or "ddp + megatron".
@@ -433,7 +436,7 @@ def solve_baseline(
             joined by ``+``.
         objective: "overlap", "sum" or "max", as for ``search``.
         memory_limit: bytes per device, as for ``search``, but without a limit by default.
-        recompute: as for ``search``.
+        recompute, offload: as for ``search``.
         solver: as for ``search``.
 
     Raises:
@@ -442,7 +445,8 @@ def solve_baseline(
     """
     checks.instance(problem, Problem, "problem", PlanError)
     checks.instance(solver, Solver, "solver", PlanError)
-    keepings = allowed(recompute=recompute)
+    keepings = allowed(recompute=recompute, offload=offload)
+    check_priced(keepings, problem.hardware)
     options = SearchOptions(keepings, memory_limit, objective)  # type: ignore[arg-type]
     strategies, found = best_baseline(
         problem,

@@ -1,4 +1,8 @@
-"""The question that a search asks, once its arguments are checked, and how it is answered."""
+"""The question of a search, once its arguments are checked; and its answer.
+
+Several numbers of microbatches, and several axes for stages, are several problems. They share the
+time of the solver, and the best of their plans is the answer.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +20,34 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.plan import Plan
-from tensorstate.problem.constraints import (
-    Spec,
-    apply_constraints,
-)
-from tensorstate.problem.pipeline import (
-    Schedule,
-    find_num_stages,
-    stream_counts,
-    stream_factor,
-)
+from tensorstate.problem.constraints import Spec, apply_constraints
+from tensorstate.problem.pipeline import Schedule, find_num_stages, stream_counts, stream_factor
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.solver.refusal import refuse_below_least
-from tensorstate.solver.sayable import sayable
+from tensorstate.solver.sayable import fastest, sayable
 
 Narrow = Callable[[Problem, CandidateStrategies], CandidateStrategies]
-"""From the strategies of a problem's classes some of them, at least one each."""
+"""A choice among the strategies of a problem's classes; at least one of each class stays."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PlanQuestion:
-    """The arguments of a search, each checked where it entered; below, none is checked again.
+    """The arguments of a search. They were checked where they entered, and are not checked again.
 
-    A plan is found in one order: problem, candidate strategies, solution, plan. Several numbers of
-    microbatches are several problems, of whose plans the best is taken.
+    A plan is found in one order: problem, candidate strategies, solution, plan.
 
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
         stages: a mesh axis, "auto", or ``None``.
-        schedule: of the stages; ``None`` for the better one.
+        schedule: the schedule of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
         narrow: takes strategies away that pins leave, as those that a saved plan did not choose.
-        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast.
+        plain: whether a plan with fewer kinds of collectives is taken if it is nearly as fast, or
+            only if it is faster; ``None`` for the plan that the solver finds.
     """
 
     options: SearchOptions
@@ -67,10 +63,10 @@ class PlanQuestion:
     progress: Progress | None
     graph: Graph
     narrow: Narrow | None = None
-    plain: bool = False
+    plain: bool | None = None
 
     def plan(self) -> Plan:
-        """The answer."""
+        """The best plan."""
         if self.stages is not None:
             return self._plan_in_stages()
         if not isinstance(self.counts, int):
@@ -139,12 +135,13 @@ class PlanQuestion:
     ) -> SearchResult:
         # In milliseconds, where a solver may look for a plan until its time is over.
         refuse_below_least(problem, candidates, self.options)
-        found = self._fastest(problem, candidates, solver)
-        if not self.plain:
+        found = self._found(problem, candidates, solver)
+        if self.plain is None:
             return found
-        return sayable(problem, candidates, self.options, solver, found)
+        choose = sayable if self.plain else fastest
+        return choose(problem, candidates, self.options, solver, found)
 
-    def _fastest(
+    def _found(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
         if self.options.objective == "overlap":

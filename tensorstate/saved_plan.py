@@ -20,6 +20,7 @@ from tensorstate.export.plan_json import loads
 from tensorstate.hardware import Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
+from tensorstate.keeping import table
 from tensorstate.plan import Plan
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.untying import regrouped
@@ -86,6 +87,7 @@ class SavedPlan:
         graph = graph_of(step, abstract_args, *traced, context=content.context)
         graph = regrouped(graph, content.untied)
         network, hardware = self._priced_by(network, hardware)
+        table.check_priced(dict.fromkeys(content.decisions.kept.values()), hardware)
         # Arguments are compared first: a step with others may not split into these microbatches.
         difference = content.leaf_difference(graph)
         if difference is None:

@@ -23,7 +23,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware, hardware_named
 from tensorstate.ir.graph import Graph, LoopForm
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
-from tensorstate.keeping.table import allowed, optional
+from tensorstate.keeping.table import allowed, check_priced, optional
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
@@ -58,6 +58,7 @@ def search(
     hardware: str | Hardware = "A100",
     memory_limit: float | str | None = None,
     recompute: bool = False,
+    offload: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
     padding: bool | float | Mapping[int, int] = False,
@@ -74,8 +75,9 @@ def search(
 
     Args:
         step: a function that JAX can trace, or its graph from ``trace``. Scans stay loops. With
-            ``recompute`` the loops of a function are traced in pairs (see ``trace``); in a graph,
-            only loops that were traced in pairs can have recomputed bodies.
+            ``recompute`` or ``offload`` the loops of a function are traced in pairs (see
+            ``trace``); in a graph, only loops that were traced in pairs can have recomputed or
+            offloaded bodies.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
@@ -89,6 +91,9 @@ def search(
         memory_limit: bytes per device, as a number or as a text such as "80GB"; by default the
             device's memory, ``math.inf`` for no limit.
         recompute: whether activations may be recomputed in the backward pass.
+        offload: whether activations of a mebibyte or more may wait for the backward pass in the
+            memory of the host. Copies there and back take ``hardware.host_bandwidth`` each way,
+            and are priced as if nothing were computed meanwhile.
         microbatches: number of equal parts of the batch, each of which runs through the forward and
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
             2 while they improve the plan.
@@ -140,13 +145,14 @@ def search(
             "would replace: leave topology= out, or give dataclasses.replace(hardware, "
             "network=None) for its rates of compute alone"
         )
-    _check_stages(stages, sizes, recompute)
+    keeps = {"recompute": recompute, "offload": offload}
+    _check_stages(stages, sizes, **keeps)
     schedule = checked_schedule(pipeline_schedule, stages)
     with reporting(progress, "searching", PlanError) as told:
         report = _steady(told)
         ask = functools.partial(
             PlanQuestion,
-            options=_options(recompute, memory_limit, objective, device),
+            options=_options(memory_limit, objective, device, **keeps),
             counts=_microbatches(microbatches),
             pin=checked_pins(pin),
             forbid=checked_forbidden(forbid),
@@ -169,9 +175,7 @@ def search(
             return _on_best_mesh(ask, graph, given)
 
         # Last: it traces, others are refused at once.
-        traced = functools.partial(
-            graph_of, step, abstract_args, loop_form(stages, recompute=recompute)
-        )
+        traced = functools.partial(graph_of, step, abstract_args, loop_form(stages, **keeps))
         if not padding:
             plan = find(traced())
         elif isinstance(padding, Mapping):
@@ -240,18 +244,19 @@ def loop_form(stages: object = None, **options: object) -> LoopForm:
     return "pair" if decides and stages is None else "keep"
 
 
-def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> None:
-    """Refuse stages on a mesh that is not given, or with recomputation by the search."""
+def _check_stages(stages: object, mesh: MeshShape | None, **options: object) -> None:
+    """Refuse stages on a mesh that is not given, or where the search decides what is kept how."""
     checks.optional(stages, checks.text, "stages", PlanError)
     if stages is None:
         return
     if mesh is None:
         raise PlanError("stages are placed along an axis of a mesh that is given: give mesh=")
-    if recompute:
-        raise PlanError(
-            "stages=, whose scans run in parts, cannot be combined with recompute=True: leave it "
-            "out, and recompute within a layer by scanning jax.checkpoint(layer)"
-        )
+    for option, is_asked in options.items():
+        if is_asked:
+            raise PlanError(
+                f"stages=, whose scans run in parts, cannot be combined with {option}=True: leave "
+                "it out, and recompute within a layer by scanning jax.checkpoint(layer)"
+            )
 
 
 def _on_best_mesh(ask: Callable[..., PlanQuestion], graph: Graph, topology: Topology) -> Plan:
@@ -302,12 +307,14 @@ def _check_devices(
 
 
 def _options(
-    recompute: bool, memory_limit: float | str | None, objective: str, device: Hardware
+    memory_limit: float | str | None, objective: str, device: Hardware, **options: bool
 ) -> SearchOptions:
     """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
     is_none = isinstance(limit, float) and limit == math.inf
-    return SearchOptions(allowed(recompute=recompute), None if is_none else limit, objective)
+    keepings = allowed(**options)
+    check_priced(keepings, device)
+    return SearchOptions(keepings, None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:

@@ -104,7 +104,7 @@ class Forking:
     and devices when it is first used, so after the fork.
 
     Args:
-        environment: of all processes.
+        environment: the environment of all processes.
     """
 
     def __init__(self, environment: Mapping[str, str]):
@@ -171,7 +171,7 @@ def printed_by_processes(
     Args:
         module: its ``main`` takes a free port, the number of processes, the process's own, and the
             arguments as text.
-        awaited: of how many processes, from the first, the end is waited for; all by default.
+        awaited: the number of processes, from the first, whose end is waited for; all by default.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -138,7 +138,7 @@ def test_the_page_of_the_tuner_searches(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 8, tmp_path)
+    printed = run_page("tensorstate.md", 9, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)
@@ -151,6 +151,7 @@ def test_the_page_of_plans_plans_and_runs(tmp_path):
     assert [int(count[1]) > 1 for count in counts if count is not None] == [True]
     assert any("pipeline parallel (4 stages, 8 microbatches" in line for line in printed)
     assert any("context parallel (ring attention)" in line for line in printed)
+    assert any("a part of the experts, to which rows are sent" in line for line in printed)
     assert printed[-2].startswith("a plan of ")
     assert printed[-1].endswith(" True")
 

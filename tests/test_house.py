@@ -135,6 +135,7 @@ def test_the_wording_of_the_clean_folders():
         ("an edge that is no link", "write is not a"),  # words: ok
         ("chunks travel together", "write is sent"),  # words: ok
         ("every link turned round", "write reversed"),  # words: ok
+        ("    seed: of the draws.", "name what the attribute is"),
     ],
 )
 def test_habits_of_wording_are_found(tmp_path, line, advice):

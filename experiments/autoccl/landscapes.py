@@ -121,12 +121,12 @@ class Landscape:
     """Bandwidths of all configurations of a space, and noisy measurements of them.
 
     Args:
-        space: of NCCL's parameters.
+        space: the space of NCCL's parameters.
         bandwidths: one function of channels, threads and chunk bytes per subspace.
         noise: relative standard deviation of a measurement.
         is_lognormal: whether noise is that of the logarithm, with a tail on both sides.
-        seed: of the noise.
-        nbytes: of the message that is timed.
+        seed: the seed of the noise.
+        nbytes: bytes of the message that is timed.
 
     Raises:
         TuneError: not one function per subspace; a negative noise.

@@ -64,7 +64,7 @@ class Printed(Search):
 
     Args:
         space: what to choose from.
-        seed: of the configurations where the descents start (Algorithm 2, line 2).
+        seed: the seed of the configurations where the descents start (Algorithm 2, line 2).
         starts: configurations to start from instead, at most one per subspace.
 
     Raises:
@@ -145,7 +145,7 @@ class Released(Search):
 
     Args:
         space: what to choose from.
-        seed: of the random configurations.
+        seed: the seed of the random configurations.
         pretrain: measurements of random configurations, in all subspaces together; the defaults
             of this and the next two are those of the authors' example (``run.sh``).
         train: measurements of the descents, in all subspaces together.

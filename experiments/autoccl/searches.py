@@ -65,8 +65,8 @@ class Afnfa(Search):
 
     Args:
         space: what to choose from.
-        seed: of the sample and of the forest.
-        share: of the space that is measured.
+        seed: the seed of the sample and of the forest.
+        share: the share of the space that is measured.
         most: limit of that number.
 
     Raises:
@@ -117,7 +117,7 @@ def global_configuration(
     Args:
         space: what to choose from.
         measured: per task, configurations and their seconds; at least two.
-        seed: of the forests and of the sample that is predicted.
+        seed: the seed of the forests and of the sample that is predicted.
 
     Raises:
         TuneError: no task, or one with fewer than two measurements; no scikit-learn.

@@ -176,7 +176,7 @@ def afnfa(
 
     Args:
         trials: by any name of their tasks.
-        share: of the space that is sampled per task, two configurations at least.
+        share: the share of the space that is sampled per task, two configurations at least.
         rounds: in which a sample is timed.
     """
     rng, points = np.random.default_rng(seed), list(space.configs())

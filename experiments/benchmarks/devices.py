@@ -57,7 +57,7 @@ def in_processes(
     """The rows that a benchmark prints by ``with_devices``, one process per number of devices.
 
     Args:
-        name: of the benchmark, which takes ``--child`` and ``--ranks``.
+        name: the name of the benchmark, which takes ``--child`` and ``--ranks``.
         arguments: further ones.
 
     Raises:

@@ -182,8 +182,8 @@ def rows(names: Sequence[str], layers: int | None = None) -> Iterator[Row]:
     """The rows of some questions.
 
     Args:
-        names: of ``QUESTIONS``.
-        layers: of the decoders.
+        names: names in ``QUESTIONS``.
+        layers: number of layers of the decoders.
     """
     for name in names:
         for row in QUESTIONS[name](layers):

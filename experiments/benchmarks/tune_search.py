@@ -159,7 +159,7 @@ def rows_of(options: argparse.Namespace, mapped: Callable[..., Iterable[Outcome]
     """Yields the rows.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
         mapped: like ``map``.
     """
     space = landscape_space()

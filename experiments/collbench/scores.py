@@ -33,8 +33,8 @@ class Score:
 
     Attributes:
         file: its name.
-        problem: of its name; None where that names none.
-        seconds: of its schedule; None where it has no score.
+        problem: the problem in its name; None if the name has none.
+        seconds: seconds of its schedule; None where it has no score.
         refusal: why it has none.
     """
 

@@ -124,7 +124,7 @@ def operations(
     Args:
         blocks: in the order of the forward pass.
         accelerator: says how long products take.
-        samples: of the rank.
+        samples: samples of the rank.
         value_bytes: bytes of an activation or gradient.
 
     Raises:

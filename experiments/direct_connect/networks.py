@@ -96,10 +96,10 @@ def iteration(
 
     Args:
         operations: in the order of the compute stream.
-        times: of both collectives.
+        times: times of both collectives.
         bucket_bytes: capacity of a bucket. The last one is all-reduced however full.
-        order: of the collectives that wait: "in order" of their issue, as a stream runs them; or
-            "all-to-all first", of which one waits for the running all_reduce only.
+        order: the order of the collectives that wait: "in order" of their issue, as a stream runs
+            them; or "all-to-all first", of which one waits for the running all_reduce only.
 
     Raises:
         ConfigError: a capacity below 1, or an unknown order.

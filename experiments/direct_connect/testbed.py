@@ -377,9 +377,9 @@ def fit(costs: list[Cost], small: np.ndarray, large: np.ndarray, nbytes: int) ->
     """Least squares: small times against steps, large ones against bytes (Sec. A.1.2).
 
     Args:
-        costs: of the all_gathers.
+        costs: costs of the all_gathers.
         small, large: microseconds of all_reduces, of shape (repeats, costs).
-        nbytes: of the large ones.
+        nbytes: bytes of the large ones.
     """
     steps = np.broadcast_to([2.0 * c.steps for c in costs], small.shape).ravel()
     moved = np.broadcast_to([2 * float(c.inverse_bandwidth) * nbytes for c in costs], large.shape)

@@ -343,7 +343,7 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     starts to compute, its gradients when it ends.
 
     Args:
-        times: of ``KINDS``, by bytes.
+        times: times of ``KINDS``, by bytes.
     """
     gather, scatter = (times[kind] for kind in GATHERED)
     sizes = _bytes(work)

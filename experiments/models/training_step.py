@@ -63,7 +63,7 @@ def make_training_step(
         loss_of: the loss of parameters and a batch.
         init_params: parameters from a random key.
         batch: shapes of a batch.
-        integers_below: of the integers of a random batch.
+        integers_below: the bound of the integers of a random batch.
         grad_accumulation: microbatches in a step: its gradients are the mean of theirs, added up in
             a ``lax.scan`` over parts of the batch's first dimension.
     """
@@ -146,7 +146,7 @@ def language_model(
 
     Args:
         module: called with tokens of shape (batch, length).
-        shape: of a batch.
+        shape: the shape of a batch.
         vocabulary, grad_accumulation: as for ``make_training_step``.
     """
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -230,7 +230,7 @@ def rotary(x: jax.Array, theta: float = 500_000.0) -> jax.Array:
     """Rotary positions (Su et al., RoFormer): halves of the last dimension, turned.
 
     Args:
-        x: of shape (batch, length, ..., head).
+        x: an array of shape (batch, length, ..., head).
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)

@@ -232,7 +232,7 @@ class Experts(nnx.Module):
         """Which token goes to which place of which expert, and how much of it comes back.
 
         Args:
-            scores: of shape (batch, length, experts).
+            scores: an array of shape (batch, length, experts).
 
         Returns:
             Two arrays of shape (batch, length, experts, slots).

@@ -79,7 +79,7 @@ def _publish(
     """Measures, prints and publishes; returns the rows.
 
     Args:
-        row: of a run, which may be compared with the others.
+        row: the row of a run, which may be compared with the others.
         draw: the figure of all.
         faster: a remark for each case in which another algorithm is faster than TACOS.
     """

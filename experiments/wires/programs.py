@@ -24,11 +24,11 @@ def lines_of(
     Bandwidths are those asked for: another machine's would be another measurement.
 
     Args:
-        name: of the network.
+        name: the name of the network.
         program: arguments of Python. A module goes by its name (-m): started by its path, its own
             folder would hide modules of the standard library.
         file: emptied first.
-        count: of the lines that a whole run writes.
+        count: number of the lines that a whole run writes.
 
     Raises:
         CheckError: a rank failed, or fewer lines were written.

@@ -83,9 +83,10 @@ def workload(
     model parallelism share out to all ranks.
 
     Args:
-        batch_per_rank: of a rank; of a group of ``model_ranks`` ranks with hybrid parallelism.
+        batch_per_rank: the batch of a rank, or of a group of ``model_ranks`` ranks with hybrid
+            parallelism.
         element_bytes: bytes of a weight, gradient or activation.
-        ranks: of the cluster.
+        ranks: number of ranks of the cluster.
         model_ranks: ranks that share out one copy of the weights.
 
     Raises:

@@ -233,7 +233,7 @@ def compile_for(
 
     Args:
         mesh: such as that of a ``Target``.
-        function: of what ``arguments`` stand for.
+        function: a function of what ``arguments`` stand for.
         arguments: as ``jax.jit(...).lower`` takes them: pytrees of ``jax.ShapeDtypeStruct``, or of
             anything else with a shape and a dtype, of the whole arrays over all devices.
         in_specs, out_specs: as ``jax.shard_map`` takes them: one of ``in_specs`` for each argument,

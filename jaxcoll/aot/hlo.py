@@ -293,7 +293,7 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
 
     Args:
         instruction: a collective that has ``replica_groups``.
-        devices: of the module.
+        devices: number of devices of the module.
 
     Returns:
         Integers, shape (groups, devices of a group).

@@ -46,7 +46,7 @@ class Burst:
 
     Attributes:
         permutes: started in it.
-        launches: of kernels; one per permute, or one per group of permutes.
+        launches: number of launches of kernels; one per permute, or one per group of permutes.
         together: whether all of them start before any is awaited.
         kernels: other kernels that run meanwhile.
         matmuls: those of them that multiply matrices.

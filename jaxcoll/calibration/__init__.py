@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jaxcoll.calibration.doubts import doubts_of, is_noise
 from jaxcoll.calibration.fit import (
     PROMISED,
     Steps,
@@ -188,7 +189,8 @@ def calibrate(
 
     Warns:
         AssumptionWarning: the error at a held-out size is above 5 % from 64 MB on, or 10 % from 1
-            MB on; there is no size to hold out; or rows could not be read.
+            MB on; there is no size to hold out; rows could not be read; or times seem to be in
+            other units, of several runs or machines, or noise.
 
     Raises:
         FormatError: there is no log, its number of ranks is not the network's, or every collective
@@ -206,6 +208,8 @@ def calibrate(
     with naming(named) if named else contextlib.nullcontext():
         rows = _of_one_network(read, topology, float(least))
         points = _points(rows)
+    for doubt in doubts_of(rows, topology):
+        warn_user(doubt, AssumptionWarning)
     if topology is None:
         topology = switch(rows[0].ranks, alpha=_ALPHA, bandwidth=_BANDWIDTH)
     held_out = _held_out(points)
@@ -360,6 +364,9 @@ def _explained(held: Sequence[HeldOut], fitted: Sequence[Timing]) -> str:
         account = account_of([each for each in fitted if each.collective == kind])
         of_kind = [each for each in held if each.collective == kind]
         if account is None or len(of_kind) < 2:
+            continue
+        # Where chance decides, protocols explain nothing either.
+        if is_noise([each for each in fitted if each.collective == kind]):
             continue
         promises = np.asarray([each.promised for each in of_kind])
         links = np.asarray([each.error for each in of_kind])

@@ -515,6 +515,9 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
 
 # ---------------------------------------------------------------------- explain
 
+# Of ``--wire``; int8 is rounded by the random bits of a seed, which change no price.
+WIRES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+
 
 @click.command()
 @network_options
@@ -525,16 +528,24 @@ def _bound_line(each: jc.bounds.Bound, size) -> str:
     help="The machine that runs JAX; tpu for slices, else gpu.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Every candidate at every size.")
+@click.option(
+    "--wire", type=click.Choice(WIRES), metavar="DTYPE", help="Sent as float8_e4m3fn, int8."
+)
+@click.option(
+    "--largest", type=click.Path(), metavar="FILE", help="Rows of pairs, a line per rank."
+)
 @as_json
-def explain(network, collective, size, backend, show_all, as_json) -> int:
+def explain(network, collective, size, backend, show_all, wire, largest, as_json) -> int:
     """Will a schedule pay on my cluster? What runs inside JAX, and what one exported would take.
 
-    The default is jax.lax unless a schedule is predicted to be faster beyond doubt. Exported to
-    MSCCL or MSCCL++, schedules are timed by their links alone.
+    jax.lax runs unless a schedule is predicted to be faster beyond doubt. Exported to MSCCL or
+    MSCCL++, schedules are timed by links alone.
 
     \b
     jaxcoll explain dgx-h100:2 --backend gpu --size 25MB,1GB
     jaxcoll explain v5e:4x4 all_gather --backend tpu
+    jaxcoll explain dgx-h100:2 --wire float8_e4m3fn --size 25MB
+    jaxcoll explain dgx-h100:2 all_to_all --largest tokens.txt
     """
     import jaxcoll as jc
     from jaxcoll.kinds import kind_of, names_in
@@ -548,6 +559,17 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
     _check_fed(network, backend)
+    if wire is not None or largest is not None:
+        rows = _of_fewer_bytes(network, collective, size, backend, wire, largest)
+        if as_json:
+            facts = {"network": str(network.name), "collective": collective, "backend": backend}
+            print_json({**facts, "rows": [row for row, _ in rows]})
+            return 0
+        for row, inside in rows:
+            share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
+            took = f"{time_text(row['seconds'])}, {share}"
+            click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
+        return 0
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -578,6 +600,68 @@ def explain(network, collective, size, backend, show_all, as_json) -> int:
         for inside in told:
             click.echo(f"\n{inside}")
     return 0
+
+
+def _of_fewer_bytes(
+    network, collective: str, sizes, backend: str, wire: str | None, largest: str | None
+) -> list[tuple[dict[str, Any], Any]]:
+    """By size what a call over a wire, or of unequal slices, runs and takes, and the explanation.
+
+    Raises:
+        click.UsageError: both are given, or unequal slices of another collective.
+    """
+    import jaxcoll as jc
+
+    if largest is not None and (wire is not None or collective != "all_to_all"):
+        raise click.UsageError(
+            "--largest is of all_to_all, without --wire: jaxcoll explain NETWORK all_to_all "
+            "--largest FILE"
+        )
+    here: dict[str, Any] = {"topology": network, "execution": backend}
+    special: dict[str, Any]
+    if largest is not None:
+        what, special = "ragged_all_to_all", {"largest": _matrix(largest)}
+        beside = "the time of pairs all as full as the fullest"
+    else:
+        what, beside = collective, "the time of float32"
+        dtype = jc.execute.wires.Int8(0) if wire == "int8" else wire
+        special = {"wire_dtype": dtype}
+    rows = []
+    for nbytes in sizes:
+        told = jc.explain_choice(what, nbytes=nbytes, **here, **special)
+        padded = nbytes if largest is None else _padded(nbytes, special["largest"])
+        plain = jc.explain_choice(collective, nbytes=padded, **here)
+        runs = [told.chosen.name, *([] if told.then is None else [told.then.chosen.name])]
+        row = {"nbytes": nbytes, "runs": runs, "seconds": told.seconds}
+        rows.append(({**row, "plain_seconds": plain.seconds, "beside": beside}, told))
+    return rows
+
+
+def _matrix(path: str) -> list[list[int]]:
+    """Rows of a file: integers between blanks or commas, as many in each line as there are lines.
+
+    Raises:
+        FormatError: something else.
+    """
+    from jaxcoll.errors import FormatError
+    from jaxcoll.io import files
+
+    lines = [line.replace(",", " ").split() for line in files.read_text(path).splitlines()]
+    rows = [line for line in lines if line]
+    if not rows or any(len(row) != len(rows) or not all(n.isdigit() for n in row) for row in rows):
+        raise FormatError(
+            f"{path} must have a line for each rank, with a number of rows for each rank, as in "
+            "'0 4 1'; numbers are integers of at least 0"
+        )
+    return [[int(n) for n in row] for row in rows]
+
+
+def _padded(nbytes: float, rows: Sequence[Sequence[int]]) -> float:
+    """Bytes of a rank's buffer where all pairs are as full as the fullest."""
+    sent = [[n for t, n in enumerate(row) if s != t] for s, row in enumerate(rows)]
+    got = [[row[t] for s, row in enumerate(rows) if s != t] for t in range(len(rows))]
+    fullest = max(map(sum, (*sent, *got)))
+    return nbytes * len(rows) * max(map(max, sent)) / max(1, fullest)
 
 
 def _check_fed(network, backend: str) -> None:

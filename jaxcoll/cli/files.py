@@ -39,6 +39,7 @@ def open_schedule(path: str, network: Any = None):
     Raises:
         click.UsageError: the file holds no schedule, or is XML and its network is not given.
         ValueError: see ``jc.io.load`` and ``jc.io.msccl.load``.
+        OSError: the file cannot be read.
     """
     import jaxcoll as jc
 

@@ -48,10 +48,10 @@ class Compared:
         nbytes: bytes of a rank's buffer.
         bound_seconds: what no schedule can beat in the machine's order of execution, its least
             charge among it; schedules use switches to forward only.
-        seconds: of its schedule, simulated in that order; None where it refuses.
+        seconds: seconds of its schedule, simulated in that order; None where it refuses.
         refusal: why it does not apply; None where it does.
-        slowdown: of several collectives how many times its time alone each takes beside the others;
-            None of one, and where it refuses.
+        slowdown: for several collectives, how many times its time alone each takes beside the
+            others; None of one, and where it refuses.
     """
 
     synthesizer: str

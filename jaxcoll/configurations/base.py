@@ -35,7 +35,7 @@ class Search(abc.ABC):
 
     Args:
         space: what to choose from.
-        seed: of every random choice.
+        seed: the seed of every random choice.
 
     Raises:
         TuneError: a seed other than an integer of at least 0.

@@ -40,7 +40,7 @@ class Fits(abc.ABC):
 
     Args:
         dims: resources of a point.
-        seed: of the draws.
+        seed: the seed of the draws.
         size: how many fits.
         noise: relative standard deviation of a measurement.
 
@@ -167,7 +167,7 @@ def restarts(cost: Floats, factor: float) -> tuple[NDArray[np.bool_], NDArray[np
 
     Args:
         cost: (size,).
-        factor: of the median cost, above which (and a margin) a fit is lost.
+        factor: the multiple of the median cost above which (and a margin) a fit is lost.
 
     Returns:
         (size,) booleans, and one index per lost fit into the better half of the others.

@@ -80,7 +80,7 @@ class Fitted(Search):
 
     Args:
         space: what to choose from; a space of at most ``small`` configurations is raced whole.
-        seed: of the draws of the ensembles.
+        seed: the seed of the draws of the ensembles.
         first: configurations to be measured first, such as a simulator's best or a table's entries
             for similar tasks; a subspace among them is not measured in its middle.
         budget: most evaluations where the equations hold.

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
     Attributes:
         count: how many.
-        mean, spread: of the prior.
+        mean, spread: mean and spread of the prior.
         least, most: between which fits stay.
         resemblance: spread about the mean of other subspaces, as a share of ``spread``; None where
             subspaces do not resemble one another.
@@ -71,12 +71,12 @@ class Peaks(Fits):
     """Fits of one subspace to its measurements.
 
     Args:
-        extents: of the resources, in logarithms; points are measured from their middle.
-        seed: of the draws.
+        extents: extents of the resources, in logarithms; points are measured from their middle.
+        seed: the seed of the draws.
         size: how many fits.
         noise: relative standard deviation of a measurement and of the model near the optimum.
-        error: of the model, per unit of logarithm above the fastest measurement: a form that fits
-            around the optimum need not fit where the seconds are many times as long.
+        error: the error of the model, per unit of logarithm above the fastest measurement: a form
+            that fits around the optimum need not fit where the seconds are many times as long.
     """
 
     most_step, lost, resumed, least_gain = 1.0, 2, (1,) * 5, 0.1

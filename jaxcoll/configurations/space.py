@@ -96,7 +96,7 @@ class Space:
     """The configurations that a tuner may choose from.
 
     Args:
-        subspaces: of different implementations.
+        subspaces: subspaces of different implementations.
         default: the configuration without tuning; a point of the space. Every search measures it.
         valid: False for configurations that must not be tried, such as chunks that do not divide
             a buffer; None if all are valid. It is asked before anything is compiled.
@@ -203,7 +203,7 @@ class Space:
         """The part of the space within limits (AutoCCL, section 8.2: values that cannot fail).
 
         Args:
-            default: of the new space; the default of this one where None.
+            default: the default of the new space; the default of this one where None.
             limits: for a resource parameter, the pair (least, most), None for no limit on that
                 side; for an implementation parameter, the values that remain.
 
@@ -255,7 +255,7 @@ class Space:
 
         Args:
             option: an implementation parameter that the space does not have.
-            value: of the option in the default.
+            value: the value of the option in the default.
             where: True for the implementations that the option exists for, such as those with one
                 transport; None for all.
 

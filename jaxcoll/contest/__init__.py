@@ -79,10 +79,10 @@ class Verdict:
     """Whether a schedule would win at one size.
 
     Attributes:
-        nbytes: of a rank's buffer.
+        nbytes: bytes of a rank's buffer.
         own: the machine's own collective, as measured; None where nobody measured this size.
         best: the synthesizer whose schedule is the fastest; None where there is none.
-        seconds: of that schedule; None where there is none.
+        seconds: seconds of that schedule; None without one.
         factor: within which these seconds are taken to be right.
         bound_seconds: what no schedule can beat by the machine's data sheet.
         floor_seconds: what nothing can beat on the links that are known, switches that copy and
@@ -145,14 +145,14 @@ class Contest:
 
     Attributes:
         machine: that was measured.
-        network: of those of its ranks that take part, by the data sheet.
+        network: the network of those of its ranks that take part, by the data sheet.
         collective: its kind, with a root where it has one.
         sizes: bytes of a rank's buffer.
         own: the machine's own collective at each size, the fastest table; None where none has it.
         forced: the fastest algorithm that was forced at each; None where none is faster.
         bounds: seconds at each that no schedule can beat by the links' data sheet.
         floors: the same with switches that copy and add, which nothing can beat.
-        price: of our schedules.
+        price: the price of our schedules.
     """
 
     machine: Machine
@@ -178,7 +178,7 @@ class Contest:
         Args:
             synthesizers: names; all but ``auto``, which takes one of theirs, and the exact
                 searches, which take minutes, when None.
-            seed: of random choices.
+            seed: the seed of random choices.
             deadline: seconds for each schedule, see ``synthesize``; none when None.
             progress: see ``compare``.
 
@@ -258,7 +258,7 @@ def contest(
             that has the links of one.
         collective: its kind.
         sizes: bytes of a rank's buffer.
-        root: of a kind that has one; rank 0 when None.
+        root: the root of a kind that has one; rank 0 when None.
 
     Raises:
         FormatError: a machine that nobody has measured, or not this collective on it.

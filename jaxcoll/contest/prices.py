@@ -71,7 +71,7 @@ def price_of(machine: Machine, network: Topology) -> Price:
     """The nearest to measurement that there is.
 
     Args:
-        network: of the machine, or of some of its ranks.
+        network: the network of the machine, or of some of its ranks.
     """
     if (steps := MeasuredSteps.of(machine, network)) is not None:
         return steps

@@ -67,7 +67,7 @@ def draw_topology(
 
     Args:
         topology: the network.
-        schedule: of any collective on this network.
+        schedule: a schedule of any collective on this network.
         chunk: the chunk to follow; the first when omitted.
 
     Raises:

@@ -80,9 +80,8 @@ class Emulation:
             scale: factor of all bandwidths, above 0 and at most 1; if omitted, the largest that
                 this machine's cores can carry.
 
-            Raises:
-                TopologyError: there are more ranks than the memory holds, or the scale is out of
-                    range.
+        Raises:
+            TopologyError: there are more ranks than the memory holds, or the scale is out of range.
         """
         checks.instance(topology, Topology, "topology", TopologyError)
         speeds = zip(topology.src, topology.exact_bandwidth, strict=True)

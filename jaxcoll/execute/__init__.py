@@ -11,7 +11,7 @@ number of ranks. JAX's internals are used only through ``jaxcoll.jax_internals``
 from jax.lax import axis_index, axis_size, ppermute
 
 from jaxcoll.execute import wires
-from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
+from jaxcoll.execute.choice.explained import Explanation, explain_choice
 from jaxcoll.execute.choice.options import compiler_options
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (

@@ -25,7 +25,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.execute import functions
 from jaxcoll.execute.calls import Call, Groups, is_vmapped, vary
 from jaxcoll.execute.choice import Choice, checked_groups, derived
-from jaxcoll.execute.choice.unequal import shared
+from jaxcoll.execute.choice.unequal import WITH_NATIVE, among, shared
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.buffer import lookup
 from jaxcoll.execute.lowerings.pair_rows import PairRows
@@ -37,9 +37,6 @@ from jaxcoll.schedule import Schedule
 # and PER_PAIR the least number that it counts per pair of ranks. Beyond that, several rows of the
 # operand become one, and pairs are padded to whole ones: by a 64th of all rows at most.
 MOST_ROWS, PER_PAIR = 2**16, 64
-
-# Platforms for which XLA has the collective of ``jax.lax``.
-_WITH_NATIVE = ("gpu", "tpu")
 
 # A permute takes about as long as it takes all ranks to send this many bytes, and so does an
 # all_to_all of jax.lax. That holds for links of 50 GB/s with a latency of 10 us, and for eight CPU
@@ -121,7 +118,7 @@ class Exchange:
     def is_by_lax(self, operand: jax.Array, is_unbounded: bool) -> bool:
         """Whether ``jax.lax`` runs the exchange without padding it."""
         is_named = self.choice is not None or self.lowering != "auto"
-        has = backend_of(jax_internals.platform()) in _WITH_NATIVE
+        has = backend_of(jax_internals.platform()) in WITH_NATIVE
         if is_named or not has or len(self.most) == 1 or is_vmapped(self.axes.names):
             return False
         # Dense padding to the capacity of the arrays is never faster.
@@ -189,10 +186,10 @@ class Exchange:
         if isinstance(self.choice, Schedule) and self.choice.collective.pair_shares is not None:
             _check_ranks(self.choice, self.axes)
             runs = derived(self.choice, "all_to_all")
-            return Sharing(self.axes, self.all_groups, _among(self.all_groups, amounts), unit, runs)
+            return Sharing(self.axes, self.all_groups, among(self.all_groups, amounts), unit, runs)
         place, most = call.place(like), int(self.between.max())
-        pairs = _among(place.collective.groups, amounts)
-        has_native = backend_of(place.platform) in _WITH_NATIVE
+        pairs = among(place.collective.groups, amounts)
+        has_native = backend_of(place.platform) in WITH_NATIVE
         is_open = self.choice is None and self.lowering == "auto"
         padded = nbytes if has_native else _row_bytes(operand) * len(self.most) * most
         runs = shared(self.choice, place, pairs, nbytes, padded if is_open else None)
@@ -203,7 +200,7 @@ class Exchange:
             return Sharing(self.axes, self.all_groups, pairs, unit, runs)
         axes, schedule = call.resolve(like)
         groups = schedule.collective.groups
-        return Sharing(axes, groups, _among(groups, amounts), unit, schedule, is_open)
+        return Sharing(axes, groups, among(groups, amounts), unit, schedule, is_open)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -229,15 +226,6 @@ class Sharing:
 
 def _of_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> Collective:
     return Collective("all_to_all", num_ranks, 1, groups)
-
-
-def _among(groups: tuple[tuple[int, ...], ...], amounts: np.ndarray) -> PairRows:
-    """The rows between all ranks; only ranks of one group have rows for each other, by place."""
-    ranks = sum(map(len, groups))
-    rows = np.zeros((ranks, ranks), np.int64)
-    for group in groups:
-        rows[np.ix_(group, group)] = amounts
-    return PairRows(rows)
 
 
 def _check_ranks(schedule: Schedule, axes: Axes) -> None:

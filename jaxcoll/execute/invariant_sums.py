@@ -197,7 +197,6 @@ def invariant_sum(
     A local ``jnp.sum`` before a ``psum`` would already have rounded. ``jc.psum(x, axis_name,
     order="invariant")`` is the sum with one addend on each rank. See ``execute.invariant`` for the
     method, the error, and NaN, Inf, subnormal numbers and zeros.
-    method, the error, and NaN, Inf, subnormal numbers and zeros.
 
     Args:
         x: a pytree of arrays, either of floats of 16 bits or more or of integers, with this rank's

@@ -67,7 +67,10 @@ def ragged_all_to_all(
 
     The function is differentiable in ``operand`` and ``output``, forwards and backwards. If
     ``jax.lax`` has the collective, on GPUs and TPUs, calls that leave ``largest``, ``schedule`` and
-    ``lowering`` open are handed to it, with its derivatives; XLA for CPU does not have it.
+    ``lowering`` open are handed to it; XLA for CPU does not have it. Their derivatives are ours,
+    since those of ``jax.lax`` are wrong for empty slices and refuse groups. Slices of a rank that
+    share rows of the operand, and together have more than it, then need ``largest``: without it
+    their cotangents are NaN.
 
     Args:
         operand: an array of shape (N, ...).
@@ -123,12 +126,7 @@ def ragged_all_to_all(
         fine = agreed(slices.faults(theirs[1], sizes[0], *arrays), axes)
         slices, clipped = slices.after(fine), clipped.after(fine)
     if is_by_lax:
-        return lax.ragged_all_to_all(
-            *arrays,
-            *slices.columns,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-        )
+        return _by_lax(slices, names, axis_index_groups, *arrays)
     return _exchanged(clipped, theirs, exchange, *arrays)
 
 
@@ -318,6 +316,77 @@ def _as_int32(x: jax.Array) -> jax.Array:
         least = limits.min if jnp.issubdtype(x.dtype, jnp.signedinteger) else 0
         x = jnp.clip(x, x.dtype.type(least), x.dtype.type(limits.max))
     return x.astype(np.int32)
+
+
+# ---------------------------------------------------------------------- as jax.lax runs it
+
+
+def _by_lax(
+    slices: Slices, axis_name: tuple[str, ...], groups: Groups, operand, output
+) -> jax.Array:
+    """The collective of ``jax.lax``, with derivatives of our own.
+
+    Transposes of ``jax.lax`` (0.10 to 0.12) refuse groups; keep cotangents of rows that were
+    overwritten where an empty slice begins at the same row as another, as offsets by cumulative
+    sums do; and of slices that share rows of the operand return the cotangent of one.
+    """
+    params = {"axis_name": axis_name, "axis_index_groups": groups}
+
+    @jax.custom_jvp
+    def moved(columns, arrays):
+        return lax.ragged_all_to_all(*arrays, *columns, **params)
+
+    @moved.defjvp
+    def derivative(primals, tangents):
+        (columns, arrays), (_, (of_operand, of_output)) = primals, tangents
+        rows = output.shape[0]
+        there = _into_zeros.bind(of_operand, *columns, rows=rows, sent=len(operand), **params)
+        offset, size = Slices(slices.size, *columns).told(axis_name, groups)
+        is_written, _, _ = _holders(rows, offset, size)
+        kept = _where(~is_written, of_output, jnp.zeros((), of_output.dtype))
+        return moved(columns, arrays), there + kept
+
+    return moved(slices.columns, (operand, output))
+
+
+def _moved_into_zeros(x: jax.Array, *columns, rows: int, sent: int, **params) -> jax.Array:
+    """What arrives of ``sent`` rows of a rank, with zeros for all else."""
+    del sent
+    output = jnp.zeros((rows, *x.shape[1:]), x.dtype)
+    output = primitives.vary(output, axes_of(params["axis_name"]).canonical)
+    return lax.ragged_all_to_all(x, output, *columns, **params)
+
+
+def _moved_back(
+    cotangent: jax.Array, *columns, rows: int, sent: int, axis_name, axis_index_groups
+) -> jax.Array:
+    """The cotangent of the rows that were sent.
+
+    It comes back packed, one slice behind the other, into as many rows as were sent, and is added
+    to those that it is of. Slices that share so many rows that they do not fit there are none that
+    this can tell apart: all of the cotangent is then NaN.
+    """
+    slices = Slices(group_size(axes_of(axis_name), axis_index_groups), *columns)
+    sizes = jnp.maximum(slices.send_sizes, 0)
+    ends = jnp.cumsum(sizes)
+    starts = (ends - sizes).astype(np.int32)
+    at = functions.all_to_all(
+        starts, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True
+    )
+    offset, size = slices.told(axis_name, axis_index_groups)
+    packed = _moved_into_zeros(
+        cotangent, offset, size, at, sizes,
+        rows=sent, sent=rows, axis_name=axis_name, axis_index_groups=axis_index_groups,
+    )  # fmt: skip
+    is_there, which, nth = _holders(sent, starts, sizes)
+    row = jnp.where(is_there, slices.input_offsets[which] + nth, sent)
+    added = jnp.zeros_like(packed).at[row].add(packed, mode="drop")
+    return jnp.where(ends[-1] <= sent, added, jnp.asarray(jnp.nan, added.dtype))
+
+
+_into_zeros = jax_internals.define_linear(
+    "ragged_all_to_all_into_zeros", _moved_into_zeros, _moved_back, "rows"
+)
 
 
 # ---------------------------------------------------------------------- to blocks and back

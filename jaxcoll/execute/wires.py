@@ -34,6 +34,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 __all__ = ["Cast", "Int8", "Scaled", "Wire", "wire_of"]
@@ -193,8 +194,8 @@ class Scaled(_Blocks):
         dtype: float8_e4m3fn or float8_e5m2.
         block: number of elements that share a scale of 4 bytes.
 
-        Raises:
-            CollectiveError: the dtype is another one, or a block has less than one element.
+    Raises:
+        CollectiveError: the dtype is another one, or a block has less than one element.
     """
 
     dtype: Any = jnp.float8_e4m3fn
@@ -345,6 +346,20 @@ def wide_of(dtype: Any) -> Any:
     return jnp.float64 if jnp.finfo(dtype).bits > 32 else jnp.float32
 
 
+def wire_halves(kind: str) -> tuple[str, ...]:
+    """The collectives of encoded bytes that one is made of (``encoded``); none if it has no wire.
+
+    Args:
+        kind: the name of a kind.
+    """
+    traits = kind_of(kind)
+    if traits.sums_for_all:
+        return "all_to_all", "all_gather"
+    if traits.adds:
+        return ("all_to_all",)
+    return (kind,) if traits.copies or traits.is_pairwise else ()
+
+
 def wire_of(wire_dtype: Any) -> Wire:
     """The wire that ``wire_dtype=`` names.
 
@@ -352,8 +367,8 @@ def wire_of(wire_dtype: Any) -> Wire:
         wire_dtype: a wire, or a dtype: bfloat16 and float16 stand for a cast, float8_e4m3fn and
             float8_e5m2 for a scale for each block of 128.
 
-        Raises:
-            CollectiveError: it is something else, or int8 without a seed.
+    Raises:
+        CollectiveError: it is something else, or int8 without a seed.
     """
     if all(callable(getattr(wire_dtype, name, None)) for name in METHODS):
         if not isinstance(wire_dtype, type):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.bounds import bound
+from jaxcoll.calibration.doubts import doubts_of
 from jaxcoll.calibration.fit import price, with_links
 from jaxcoll.collective import Collective
 from jaxcoll.errors import (
@@ -26,10 +27,18 @@ from jaxcoll.errors import (
     warn_user,
 )
 from jaxcoll.io import timings as logs
-from jaxcoll.io.files import load_text
+from jaxcoll.io.files import load_text, read_text
 from jaxcoll.io.timings import Timing, Timings, passed_over
 from jaxcoll.kinds import kind_of
-from jaxcoll.measured import Curve, Machine, Table, curves_of, machine_like, machine_of
+from jaxcoll.measured import (
+    Curve,
+    Machine,
+    Table,
+    curves_of,
+    machine_like,
+    machine_of,
+    machine_of_log,
+)
 from jaxcoll.measured.native import Estimate, at
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
@@ -70,7 +79,7 @@ class Modelled:
     """A time by the library's model.
 
     Attributes:
-        seconds: of the schedule that it takes for the machine's own.
+        seconds: seconds of the schedule that it takes for the machine's own.
         said: by which links and schedule.
         error: mean relative error on held-out rows; None where it is not known.
     """
@@ -85,7 +94,7 @@ class Expected:
     """Times that are expected at one size.
 
     Attributes:
-        nbytes: of a rank's buffer.
+        nbytes: bytes of a rank's buffer.
         reports: times by measured ones, the fastest first; none where nobody measured.
         model: the model's time, where there are none.
         bound_seconds: what none can beat by the network's data sheet, switches that copy and add
@@ -191,7 +200,9 @@ def expect(
     """
     machine, topology = known_machine(network)
     kind = kind_of(collective).name
-    own = {} if log is None else own_times(log, kind, topology.num_ranks)
+    own = {} if log is None else own_times(log, kind, topology.num_ranks, on=topology)
+    if machine is not None and isinstance(log, (str, os.PathLike)):
+        _warn_of_devices(machine, read_text(log))
     given = (sorted(own) or [2**20, 2**25, 2**30]) if sizes is None else sizes
     counts = [
         checks.positive(each, "a size", CollectiveError)
@@ -327,15 +338,24 @@ def _link_errors(machine: str) -> dict[tuple, float]:
 
 
 def own_times(
-    log: object, kind: str, ranks: int, sizes: Sequence[float] | None = None
+    log: object,
+    kind: str,
+    ranks: int,
+    sizes: Sequence[float] | None = None,
+    on: Topology | None = None,
 ) -> dict[int, float]:
     """The times of one's own log by size, the median of each, in seconds.
 
     Args:
         log: a file of ``jc.io.timings``, or its times.
-        kind: of collective.
-        ranks: of the log.
+        kind: the kind of collective.
+        ranks: number of ranks of the log.
         sizes: in bytes; those of the log when None.
+        on: the network that the log is held against.
+
+    Warns:
+        AssumptionWarning: rows could not be read; or times seem to be in other units, of several
+            runs or machines, or noise.
 
     Raises:
         FormatError: a log of another collective or of other ranks, or one that lacks a size.
@@ -343,20 +363,38 @@ def own_times(
     read = _read(log, kind, ranks)
     if read.torn:
         warn_user(passed_over(read.torn), AssumptionWarning)
+    if not read.rows:
+        raise FormatError("the log has no times; give the print of a whole run")
     kinds, counts = ({getattr(row, name) for row in read.rows} for name in ("collective", "ranks"))
     if kind not in kinds:
         raise FormatError(f"the log has no times of {kind}; it has {', '.join(sorted(kinds))}")
     if counts != {ranks}:
         raise FormatError(f"expected a log of {ranks} ranks, got one of {sorted(counts)[:8]}")
+    rows = [row for row in read.rows if row.collective == kind]
+    for doubt in doubts_of(rows, on):
+        warn_user(doubt, AssumptionWarning)
     times: dict[int, list[float]] = {}
-    for row in read.rows:
-        if row.collective == kind:
-            times.setdefault(row.nbytes, []).append(row.seconds)
+    for row in rows:
+        times.setdefault(row.nbytes, []).append(row.seconds)
     found = {nbytes: float(np.median(each)) for nbytes, each in sorted(times.items())}
     lacking = [size for size in sizes or () if size not in found]
     if lacking:
         raise FormatError(f"the log has no size {lacking[0]}; it has {list(found)[:24]}")
     return found if sizes is None else {int(size): found[int(size)] for size in sizes}
+
+
+def _warn_of_devices(machine: Machine, text: str) -> None:
+    """Say where a log's list of devices is of another machine that was measured."""
+    try:
+        other, _ = machine_of_log(text)
+    except FormatError:
+        return  # no list, or of devices that nobody has measured
+    wires = machine_like(machine.topology(machine.most))
+    if other.name != machine.name and other != (wires or (None,))[0]:
+        warn_user(
+            f"the log's devices are those of {other.name}, not of {machine.name}; name that one",
+            AssumptionWarning,
+        )
 
 
 def _read(log: object, kind: str, ranks: int) -> Timings:

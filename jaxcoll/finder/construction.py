@@ -110,7 +110,7 @@ class Construction:
     Attributes:
         operation: a name in ``BASES``; or ``line_graph``, ``degree``, ``power``, ``product``,
             ``bidirectional``, ``parallel`` (every arc several times).
-        arguments: of the constructor; or the number of times, copies or factors.
+        arguments: arguments of the constructor; or the number of times, copies or factors.
         parts: operands; none for a base.
     """
 
@@ -363,7 +363,7 @@ class Measured(NamedTuple):
     """The best BFB all_gather of a base.
 
     Attributes:
-        arguments: of its constructor.
+        arguments: arguments of its constructor.
         cost: its T_L and T_B.
     """
 

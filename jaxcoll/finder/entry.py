@@ -193,7 +193,7 @@ class Frontiers(Mapping):
         """Write ``rows`` as CSV. Sizes that an earlier, interrupted call has written are kept.
 
         Args:
-            path: of the table.
+            path: the path of the table.
             executor: where rates are computed, see ``jaxcoll.executors``; this process when None.
             progress: as for ``find``.
 

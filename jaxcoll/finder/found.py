@@ -220,7 +220,7 @@ class Found:
             bandwidth: B, bytes per second of all links of a rank together.
             all_reduce: how often an all_reduce of each number of bytes is run.
             all_to_all: how often an all_to_all of each number of bytes per rank is run.
-            prices: of ports, circuits and cables.
+            prices: prices of ports, circuits and cables.
             budget: the most that they may cost together, of ``choices``; None for any amount.
 
         Raises:
@@ -258,7 +258,7 @@ class Found:
         The frontier's, and tori, which T_L and T_B alone leave out, for their short cables.
 
         Args:
-            prices: of ports, circuits and cables; others are those of ``best``.
+            prices: prices of ports, circuits and cables; others are those of ``best``.
         """
         checks.instance(prices, Prices, "prices", TopologyError)
         seconds = _seconds(alpha, bandwidth, all_reduce, all_to_all)

@@ -218,10 +218,10 @@ class FixedCost:
     """The parts of a network and their cost.
 
     Attributes:
-        ports: of all ranks, with those that join a rank to itself.
+        ports: number of ports of all ranks, with those that join a rank to itself.
         circuits: links, each in one direction, as an optical switch makes them.
         cables: links that go opposite ways between two ranks share one.
-        metres: of cable.
+        metres: metres of cable.
         total: in the currency of ``Prices``.
     """
 
@@ -240,7 +240,7 @@ class Prices:
         port, circuit, cable, metre: cost of each, at least 0, in any currency.
         ranks_per_rack: ranks 0..k-1 are in the first rack, and so on.
         rack_metres: between neighbouring racks; cables run along rows and columns.
-        spare_metres: of every cable, in addition: all there is inside a rack.
+        spare_metres: metres in addition for every cable: all there is inside a rack.
 
     Raises:
         TopologyError: a number out of range.

@@ -388,9 +388,9 @@ def synthesize_for(
         options: options of ``jc.synthesize``; ``chunks`` fixes the number, so nothing is left to
             choose.
 
-        Raises:
-            FormatError: no schedule fits (the error names the first number that is too large), or
-                the runtime is unknown.
+    Raises:
+        FormatError: no schedule fits (the error names the first number that is too large), or the
+            runtime is unknown.
         CollectiveError, TopologyError: see ``jc.synthesize``.
     """
     fits = _LOWERED[checks.choice(for_runtime, FOR_RUNTIMES, "for_runtime", FormatError)]

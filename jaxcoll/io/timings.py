@@ -52,8 +52,8 @@ class Timing:
         synthesizer: synthesizer of the schedule that ran; None if it is unknown, as for NCCL.
         chunks: chunks per shard of that schedule; None if they are unknown.
 
-        Raises:
-            FormatError: the kind does not exist, or numbers are not above 0.
+    Raises:
+        FormatError: the kind does not exist, or numbers are not above 0.
     """
 
     collective: str

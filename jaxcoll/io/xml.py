@@ -170,9 +170,9 @@ def parsed(
         kept: whether their text is kept.
         nested: the only tag at every depth, for formats without a document type that have one tag.
 
-        Raises:
-            FormatError: the text is not XML or is cut short, has another root, more elements or
-                more depth than are read, text between tags, or entities.
+    Raises:
+        FormatError: the text is not XML or is cut short, has another root, more elements or more
+            depth than are read, text between tags, or entities.
     """
     checks.text(text, "text", FormatError)
     reader = _Reader(most, text_in, kept, nested)

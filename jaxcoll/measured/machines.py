@@ -81,8 +81,8 @@ class Machine:
         average (Patarasuk and Yuan, JPDC 2009, section 3).
 
         Args:
-            network: of some of the machine's ranks (``topology``).
-            nbytes: of a rank's buffer.
+            network: a network of some of the machine's ranks (``topology``).
+            nbytes: bytes of a rank's buffer.
         """
         if self.node is not None:
             times = len(collective.traits.phases)

@@ -89,7 +89,7 @@ def rising(nbytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
     Args:
         nbytes: sizes in ascending order.
-        seconds: of each.
+        seconds: the seconds of each.
     """
     small = int(np.searchsorted(nbytes, _SMALL))
     blocks: list[list[float]] = []

@@ -78,8 +78,9 @@ def read(path: str | os.PathLike, date: str = "") -> tuple[Table, tuple[str, ...
     """The table inside a plugin, and the rows that were left out, in words.
 
     Args:
-        path: of the plugin (``jax_plugins/xla_cuda12/xla_cuda_plugin.so``) or of its wheel.
-        date: of its publication; not known where it is not given.
+        path: the path of the plugin (``jax_plugins/xla_cuda12/xla_cuda_plugin.so``) or of its
+            wheel.
+        date: the date of its publication; not known where it is not given.
 
     Raises:
         FormatError: neither, a plugin without the table, or a chip or operation that is not known

@@ -31,8 +31,8 @@ def build(folder: Path) -> Path:
 
     Raises:
         TypeError: a kernel returns a named tuple, which only other kernels can take.
-        Exception: of Numba, if a listed signature does not fit its kernel; of setuptools, if there
-            is no C compiler.
+        Exception: from Numba, if a listed signature does not fit its kernel; from setuptools, if
+            there is no C compiler.
     """
     compiled.numba()  # with its arrays made as for kernels that are compiled when they run
     from numba.pycc.cc import CC

@@ -20,6 +20,7 @@ import enum
 import time
 from array import array
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import highspy
@@ -39,6 +40,9 @@ Basis = Any
 
 # The least time limit in seconds, so that a program that begins just before its deadline can run.
 LEAST_SECONDS = 0.1
+
+# Seconds between two reports of a solve, and the unit of their counts.
+_EVERY_S, _SEARCHING = 0.25, "seconds of search"
 
 # Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
@@ -92,6 +96,10 @@ class Solution:
         if self.status != Status.OPTIMAL:
             raise RuntimeError(f"the linear program ended {self.status}, not optimal")
         return self
+
+
+class RefusedError(RuntimeError):
+    """The solver refuses a program, an option or a basis."""
 
 
 NOTHING_KNOWN = Solution(Status.LIMIT, np.zeros(0), np.inf, -np.inf)
@@ -316,8 +324,8 @@ class Program:
             easier: other costs, which are minimized first, in half of the time, if there is no
                 ``start``. The simplex method begins at their basis, and their duals prove a bound,
                 too.
-            progress: called during branch and bound with seconds so far, the best objective and
-                the bound.
+            progress: called with seconds so far; during branch and bound with the best objective
+                and the bound, too. An error of this function ends the solve, and is raised here.
 
         Raises:
             RuntimeError: the solver refuses the program.
@@ -341,17 +349,17 @@ class Program:
         if iterations is not None:
             options["simplex_iteration_limit"] = iterations
         solver = _solver_for(self._model(relax), options)
+        if progress is not None:
+            solver.watch(_Watcher(progress, time_limit))
         bound = -np.inf
         if start is not None:
             solver.setBasis(self._grown(start))
         elif easier is not None:
             bound = self._start_from_easier(solver, easier, time_limit)
-        if progress is not None:
-            solver.cbMipInterrupt += _reporter(progress, time_limit)
         try:
             _run(solver)
             is_ended = solver.getModelStatus() != highspy.HighsModelStatus.kUnknown
-        except RuntimeError:  # a basis that the solver cannot factor
+        except RefusedError:  # a basis that the solver cannot factor
             if start is None:
                 raise
             is_ended = False
@@ -361,9 +369,7 @@ class Program:
         found = self._solution(solver, relax or not self.is_integer)
         return dataclasses.replace(found, bound=max(bound, found.bound))
 
-    def _start_from_easier(
-        self, solver: highspy.Highs, easier: np.ndarray, time_limit: float
-    ) -> float:
+    def _start_from_easier(self, solver: _Solver, easier: np.ndarray, time_limit: float) -> float:
         """Solve with the easier costs first, in half of the time; returns the proved bound.
 
         If it takes all its time, as for a ViT on 2x4 devices, its duals bound the program within
@@ -392,7 +398,7 @@ class Program:
         Args:
             time_limit: seconds.
             tolerance: relative gap to stop at.
-            threads: of the solver.
+            threads: number of threads of the solver.
 
         Raises:
             RuntimeError: the solver refuses the program.
@@ -418,7 +424,7 @@ class Program:
         solver = _solver_for(model, options)
         try:
             _run(solver)
-        except RuntimeError:  # it gives up, as where no row binds
+        except RefusedError:  # it gives up, as where no row binds
             return NOTHING_KNOWN
         found = solver.getSolution()
         if not (found.value_valid and found.dual_valid):
@@ -472,7 +478,7 @@ class Program:
         grown.row_status = rows + [status.kBasic] * (self.num_rows - len(rows))
         return grown
 
-    def _solution(self, solver: highspy.Highs, continuous: bool) -> Solution:
+    def _solution(self, solver: _Solver, continuous: bool) -> Solution:
         status, info = solver.getModelStatus(), solver.getInfo()
         known = highspy.HighsModelStatus
         if status == known.kInfeasible:
@@ -496,7 +502,7 @@ class Program:
             bound = self.bound_of(duals)
         return Solution(ended, values, objective, bound, duals, solver.getBasis())
 
-    def _unbounded_or_infeasible(self, solver: highspy.Highs) -> Solution:
+    def _unbounded_or_infeasible(self, solver: _Solver) -> Solution:
         """Decide which of both it is, since presolve and branch and bound may not know."""
         costs = self.costs
         ends = np.where(costs > 0, np.frombuffer(self._low), np.frombuffer(self._high))
@@ -513,16 +519,77 @@ class Program:
         return INFEASIBLE if status == highspy.HighsModelStatus.kInfeasible else NOTHING_KNOWN
 
 
-class _Silent(highspy.Highs):
-    """A solver that prints nothing."""
+class _Solver(highspy.Highs):
+    """A solver that prints nothing, and that somebody may watch."""
+
+    watcher: _Watcher | None = None
 
     def enableCallbacks(self) -> None:
         """As in HiGHS, which calls this while it is constructed and, from 1.16, prints its name."""
         self.silent()
         super().enableCallbacks()
 
+    def watch(self, watcher: _Watcher) -> None:
+        """Tell somebody how far the solver has come, while it runs."""
+        self.watcher = watcher
+        self.cbMipInterrupt += watcher.of_branching
+        self.cbSimplexInterrupt += watcher.of_relaxation
 
-def _solver_for(model: highspy.HighsLp, options: dict[str, float | str | bool]) -> highspy.Highs:
+
+class _Watcher:
+    """Reports what a solver does, from the thread that waits for it.
+
+    HiGHS calls back in branch and bound, but not while that solves its first relaxation, which may
+    take most of the time; and it takes an exception of a callback for a failure of its own. So the
+    solver runs in another thread, callbacks leave what they know, and the caller's own thread
+    reports it a few times a second.
+
+    Args:
+        progress: the function that is called.
+        time_limit: of the solver, in seconds.
+    """
+
+    def __init__(self, progress: Report, time_limit: float) -> None:
+        self.progress = progress
+        self.limit = float(time_limit) if np.isfinite(time_limit) else None
+        self.best: float | None = None
+        self.bound: float | None = None
+        self.is_untold = self.is_stopped = False
+
+    def of_branching(self, event: Any) -> None:
+        """Called by branch and bound, some times a second."""
+        best, bound = event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
+        self.best = float(best) if np.isfinite(best) else None
+        self.bound = float(bound) if np.isfinite(bound) else None
+        self.is_untold = True
+        event.interrupt(self.is_stopped)
+
+    def of_relaxation(self, event: Any) -> None:
+        """Called by the simplex method, in every iteration."""
+        event.interrupt(self.is_stopped)
+
+    def run(self, solver: _Solver) -> Any:
+        """Run a solver; an error of the report ends it, and is raised here."""
+        start = time.perf_counter()
+
+        def tell() -> None:
+            self.is_untold = False
+            seconds = time.perf_counter() - start
+            self.progress(Progress(seconds, self.limit, _SEARCHING, self.best, self.bound))
+
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(solver.run)
+            try:
+                while wait([ended], _EVERY_S).not_done:
+                    tell()
+                if self.is_untold:
+                    tell()
+            finally:
+                self.is_stopped = True
+        return ended.result()
+
+
+def _solver_for(model: highspy.HighsLp, options: dict[str, float | str | bool]) -> _Solver:
     """A silent solver with a model and options, to be run by ``_run``.
 
     HiGHS has one pool of threads per calling thread and refuses a solver that asks for another
@@ -530,42 +597,25 @@ def _solver_for(model: highspy.HighsLp, options: dict[str, float | str | bool]) 
     their own pools.
     """
     highspy.Highs.resetGlobalScheduler(True)  # and wait until its threads have ended
-    solver = _Silent()
+    solver = _Solver()
     for name, value in options.items():
         solver.setOptionValue(name, value)
     # Otherwise it would solve an empty program, and call it optimal.
     if solver.passModel(model) == highspy.HighsStatus.kError:
-        raise RuntimeError("HiGHS refuses the program")
+        raise RefusedError("HiGHS refuses the program")
     return solver
 
 
-def _run(solver: highspy.Highs) -> None:
+def _run(solver: _Solver) -> None:
     """Solve.
 
     Raises:
         RuntimeError: the solver refuses the model or an option.
     """
-    if solver.run() == highspy.HighsStatus.kError:
-        raise RuntimeError("HiGHS refuses the program or its options")
-
-
-def _reporter(progress: Report, time_limit: float) -> Any:
-    """The callback for HiGHS during branch and bound."""
-    limit = float(time_limit) if np.isfinite(time_limit) else None
-
-    def report(event: Any) -> None:
-        best, bound = event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
-        progress(
-            Progress(
-                event.data_out.running_time,
-                limit,
-                "seconds of search",
-                best=float(best) if np.isfinite(best) else None,
-                bound=float(bound) if np.isfinite(bound) else None,
-            )
-        )
-
-    return report
+    watcher = solver.watcher
+    status = solver.run() if watcher is None else watcher.run(solver)
+    if status == highspy.HighsStatus.kError:
+        raise RefusedError("HiGHS refuses the program or its options")
 
 
 def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:

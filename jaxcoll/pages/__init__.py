@@ -45,7 +45,7 @@ def page(
 
     Args:
         kind: its ``assets``: the body ``KIND.html`` and the script ``KIND.js``.
-        title: of the page.
+        title: the title of the page.
         facts: numbers that stand at the top, by name.
         notes: sentences on everything that the page leaves out.
         data: the JSON that its script reads.
@@ -107,11 +107,12 @@ def schedule(
     and says so; its totals are always those of the whole schedule.
 
     Args:
-        schedule: of any collective.
+        schedule: a schedule of any collective.
         nbytes: bytes of a rank's buffer, for which it is timed.
         model, execution: the link model, and the machine with its order of execution, as for
             ``jc.simulate``.
-        title: of the page; the schedule's collective, synthesizer and network when omitted.
+        title: the title of the page; the schedule's collective, synthesizer and network when
+            omitted.
 
     Raises:
         ScheduleError: another type, bytes not above 0, an unknown model or machine.

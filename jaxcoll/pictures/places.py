@@ -26,9 +26,9 @@ class Layout:
     """A picture's skeleton.
 
     Attributes:
-        place: of every vertex, float64 of shape (vertices, 2).
-        width: of every vertex, float64 of shape (vertices,): above 0 for a switch drawn as a bar,
-            which a link meets where it stands nearest.
+        place: the place of every vertex, float64 of shape (vertices, 2).
+        width: the width of every vertex, float64 of shape (vertices,): above 0 for a switch drawn
+            as a bar, which a link meets where it stands nearest.
         hosts: vertices that belong together, each at most once: hosts, or groups of a DragonFly.
         frames: the lower and upper corner around each host, float64 of shape (hosts, 2, 2).
         is_round: whether hosts are circles, and their frames too.

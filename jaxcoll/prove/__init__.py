@@ -74,11 +74,11 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
         runtime: for MSCCL XML, ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; if
             omitted, those of any one of them.
 
-        Raises:
-            NotRead: there is no such file, it is cut short, of another version, or too large; or a
-                root or runtime is given for a file or collective that has none.
-            NotProved: the file is read but does not do what is asked; the error names rank and
-                chunk if one is wrong.
+    Raises:
+        NotRead: there is no such file, it is cut short, of another version, or too large; or a root
+            or runtime is given for a file or collective that has none.
+        NotProved: the file is read but does not do what is asked; the error names rank and chunk if
+            one is wrong.
     """
     if kind is not None and kind not in KINDS:
         raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")

@@ -4,7 +4,7 @@ Link models time wires. A program also pays for every permute it starts and for 
 or adds; between devices that share a host nothing else counts. ``ExecutionCosts`` holds these
 prices and their sources. A schedule of r rounds and s steps, whose ranks receive up to b bytes and
 add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``, and for
-each step what machines were measured to take beyond that (``delays``, see ``step_delays``).
+each step the time that machines were measured to take beyond that (``delays``, ``step_delays``).
 
 Rounds are counted as ``jaxcoll.execute`` runs them: a step takes as many permutes as the most
 messages that one rank sends or receives in it (Koenig).

@@ -87,7 +87,7 @@ class _Climb:
         divide the links badly; how much they are trusted goes by what another look costs.
 
         Args:
-            work: of the next count.
+            work: the work of the next count.
         """
         if not self.tried:
             return 0.0

@@ -78,9 +78,9 @@ def lax_seconds(
     machine charges ``costs.native_seconds``.
 
     Args:
-        collective: of a kind that ``jax.lax`` has.
-        nbytes: of the larger of a rank's input and output.
-        model: of links, as for ``simulate``.
+        collective: a collective of a kind that ``jax.lax`` has.
+        nbytes: bytes of the larger of a rank's input and output.
+        model: the model of links, as for ``simulate``.
         several_axes: whether the ranks of a group differ along several axes of a mesh.
         make: as ``attempted``; for a caller that keeps schedules.
 

@@ -154,7 +154,7 @@ class LeafSums:
         """Whether ``jax.lax`` would run a bucket of leaves, which then are not joined.
 
         Args:
-            kind: of the collective that the bucket is for.
+            kind: the kind of the collective that the bucket is for.
         """
         # A wire's blocks and messages are those of the bucket.
         if self.wire is not None and kind_of(kind).adds:

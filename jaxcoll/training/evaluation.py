@@ -74,7 +74,7 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
     """The results of a function of whole arrays.
 
     Args:
-        function: of pytrees; values that it closes over are the same on all ranks.
+        function: a function of pytrees; values that it closes over are the same on all ranks.
         args: pytrees whose entries are a ``Value`` where the function gets an array; others are
             given to it as they are.
 

@@ -42,7 +42,7 @@ class Cut:
     """How an array is cut.
 
     Attributes:
-        shape: of the whole array, as a program has reshaped it.
+        shape: the shape of the whole array, as a program has reshaped it.
         origin: the shape in which it was cut; the elements and their order are the same.
         axes: for every dimension of ``origin`` the mesh axes that cut it into blocks.
         ways: for every dimension of ``origin`` into how many blocks.

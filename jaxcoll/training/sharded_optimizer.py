@@ -90,12 +90,12 @@ def zero(
     Args:
         inner: the optimizer. Extra arguments of ``update`` reach it as they are, and must be the
             same on all ranks: the mean of the loss, not a rank's own.
-        schedule: of reduce_scatter or all_gather, the other being the same one backwards; or what
-            else ``jc.psum_scatter`` takes.
+        schedule: a schedule of reduce_scatter or all_gather, the other being the same one
+            backwards; or what else ``jc.psum_scatter`` takes.
         axis_name, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window: as for
             ``all_reduce_gradients``; updates are sent in their own dtype.
-        wire_dtype: of the gradients alone, as for ``jc.psum_scatter``; with ``Int8`` the state has
-            a count of steps.
+        wire_dtype: the dtype of the gradients alone, as for ``jc.psum_scatter``; with ``Int8`` the
+            state has a count of steps.
         specs: how manual axes other than ``axis_name`` shard parameters: their ``PartitionSpec`` in
             ``jax.shard_map``, one for each of them or for a subtree. By default they are the same
             on all ranks of all of these; where that cannot be known, with ``check_vma=False`` on a

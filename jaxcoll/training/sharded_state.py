@@ -65,7 +65,7 @@ def cuts_of(
     Args:
         params: the parameters; shapes are enough.
         specs: a ``PartitionSpec`` for each of them or for each subtree; ``None`` for ``P()``.
-        sizes: of the axes that ``specs`` name.
+        sizes: sizes of the axes that ``specs`` name.
         are_blocks: whether shapes are those of blocks, as inside of ``jax.shard_map``.
 
     Raises:

@@ -265,9 +265,9 @@ def bucket_bytes(
             every leaf its own bucket.
         rounds: rounds of the comparison, at least 2.
 
-        Raises:
-            TuneError: sizes are not integers of at least 0, there are fewer rounds, or the results
-                of a step have another structure, shape or dtype than the default's.
+    Raises:
+        TuneError: sizes are not integers of at least 0, there are fewer rounds, or the results of a
+            step have another structure, shape or dtype than the default's.
     """
     checks.function(step_of, "step_of", TuneError)
     wanted = checks.integers(sizes, "sizes", TuneError, least=0)

@@ -248,11 +248,11 @@ class Table:
         Args:
             machine: refuse a table that has no entries for this machine.
 
-            Raises:
-                FormatError: the file, which is named, is not a table, cut short, damaged, or of a
-                    newer version.
-                TuneError: the table has no entries for ``machine``.
-                OSError: the file cannot be read.
+        Raises:
+            FormatError: the file, which is named, is not a table, cut short, damaged, or of a newer
+                version.
+            TuneError: the table has no entries for ``machine``.
+            OSError: the file cannot be read.
         """
         checks.optional(machine, checks.instance, Machine, "machine", TuneError)
         table = cls(*load_text(path, table_file.loads, MAX_BYTES))

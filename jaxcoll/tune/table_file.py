@@ -79,8 +79,8 @@ class Decision:
         seconds: time of the configuration in use, or None if it was not measured.
         generation: counts the decisions about this task, from 1.
 
-        Raises:
-            TuneError: the time is not positive and finite, or the generation is below 1.
+    Raises:
+        TuneError: the time is not positive and finite, or the generation is below 1.
     """
 
     default: Config

@@ -344,9 +344,9 @@ class Trial:
         beside: a computation in the same program: a function of a rank's part of the operand that
             calls no collective, and whose result has at least one dimension. Times include both.
 
-        Raises:
-            TuneError: the collective is unknown, the mesh does not have the axis, the size is below
-                1, the dtype holds no numbers, or the computation calls a collective.
+    Raises:
+        TuneError: the collective is unknown, the mesh does not have the axis, the size is below 1,
+            the dtype holds no numbers, or the computation calls a collective.
     """
 
     def __init__(

@@ -13,7 +13,8 @@ Six ways, from the nearest to the farthest:
   predicted.
 - ``charges``: the charges of a machine's programs, fitted without the drawn rows, predict these
   (``validation.charges``).
-- ``carried``: links fitted on a 4x4x4 torus predict an 8x8x8 one.
+- ``carried``: a 4x4x4 torus predicts larger ones, by its links or by a law of blocks
+  (``validation.blocks``).
 
 The draw depends on the seed and the curve alone: rows of new tables change no other.
 """
@@ -35,6 +36,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
 from jaxcoll.validation import charges
+from jaxcoll.validation.blocks import BlockLaw
 
 __all__ = [
     "CLASSES",
@@ -77,11 +79,15 @@ LINKS = {
 }  # fmt: skip
 _LINKED_RANKS, _LINKED_FROM = 8, 2**20
 
-# Algorithms that were forced on Fugaku and the synthesizers that make the same schedules.
-CARRIED = (
-    ("all_gather", "default-3dtorus", "bucket", 3),
-    ("all_gather", "default-recursive-doubling", "rhd", 1),
-)
+# Algorithms that were forced on Fugaku and the synthesizers that make the same schedules, of which
+# links that are fitted on the small torus tell the times on the larger one.
+CARRIED = (("all_gather", "default-recursive-doubling", "rhd", 1),)
+# The algorithm that passes on blocks around the rings of a torus, and the sides of the tori.
+_AROUND = "default-3dtorus"
+TORI = {
+    "fugaku-4x4x4": (4, 4, 4), "fugaku-8x8x8": (8, 8, 8), "fugaku-64x64": (64, 64),
+    "fugaku-32x256": (32, 256),
+}  # fmt: skip
 _FROM, _TO = "fugaku-4x4x4", "fugaku-8x8x8"
 
 
@@ -90,7 +96,7 @@ class Prediction:
     """A measured time, and its prediction by others.
 
     Attributes:
-        way: of predicting, see the module.
+        way: the way of predicting, see the module.
         table: where the time is published.
         curve: that it is on.
         nbytes, seconds: as measured.
@@ -136,7 +142,7 @@ class Errors:
 
     Attributes:
         rows: how many.
-        mean: of their absolute values, relative.
+        mean: the mean of their absolute values, relative.
         worst: the prediction with the largest.
     """
 
@@ -149,7 +155,7 @@ def errors(found: Iterable[Prediction], by: Sequence[str]) -> dict[tuple, Errors
     """Errors of predictions by some of their properties, in the order in which they come.
 
     Args:
-        by: of ``PROPERTIES``: by which there are errors of their own.
+        by: one of ``PROPERTIES``, by which there are errors of their own.
 
     Raises:
         FormatError: no predictions, or another property.
@@ -176,7 +182,7 @@ def predictions(way: str, seed: int = 0) -> tuple[Prediction, ...]:
 
     Args:
         way: "sizes", "ranks", "sources", "links", "charges" or "carried".
-        seed: of the rows that are held out.
+        seed: the seed of the rows that are held out.
 
     Raises:
         FormatError: another way; no seed.
@@ -335,26 +341,44 @@ def _by_charges(seed: int) -> Iterator[Prediction]:
 
 
 def _carried(seed: int) -> Iterator[Prediction]:
+    yield from _by_blocks()
     larger = machine_of(_TO).topology()
     for kind, algorithm, synthesizer, chunks in CARRIED:
+        (small,) = _named(_FROM, kind, algorithm)
         known = [
             timing
-            for _, curve in curves_of(_FROM, kind)
-            if curve.algorithm == algorithm
-            for timing in _timings(curve, synthesizer, chunks)
+            for timing in _timings(small[1], synthesizer, chunks)
             if timing.nbytes >= _LINKED_FROM
         ]
         near = _fitted(machine_of(_FROM).topology(), known)
         speeds = np.asarray([[float(near.alpha[0]), float(near.bandwidth[0])]])
         network = with_links(larger, larger.speeds[1], speeds)
-        for table, curve in curves_of(_TO, kind):
-            if curve.algorithm == algorithm:
-                for timing in _timings(curve, synthesizer, chunks):
-                    if timing.nbytes >= _LINKED_FROM:
-                        found = price(network, timing)
-                        yield Prediction(
-                            "carried", table.name, curve, timing.nbytes, timing.seconds, found
-                        )
+        for table, curve in _named(_TO, kind, algorithm):
+            for timing in _timings(curve, synthesizer, chunks):
+                if timing.nbytes >= _LINKED_FROM:
+                    found = price(network, timing)
+                    yield Prediction(
+                        "carried", table.name, curve, timing.nbytes, timing.seconds, found
+                    )
+
+
+def _by_blocks() -> Iterator[Prediction]:
+    """Of the algorithm that passes on blocks around rings, see ``validation.blocks``."""
+    ((_, small),) = _named(_FROM, "all_gather", _AROUND)
+    ((_, doubling),) = _named(_FROM, "all_gather", "default-recursive-doubling")
+    bandwidth = machine_of(_FROM).injection(small.ranks)
+    law = BlockLaw.of(small, doubling, TORI[_FROM], bandwidth)
+    for machine, sides in TORI.items():
+        for table, curve in _named(machine, "all_gather", _AROUND):
+            if machine != _FROM:
+                yield from _predicted(
+                    "carried", table, _part(curve, curve.nbytes >= _LINKED_FROM),
+                    lambda nbytes, sides=sides: law.seconds(nbytes, sides),
+                )  # fmt: skip
+
+
+def _named(machine: str, kind: str, algorithm: str) -> list[tuple[Table, Curve]]:
+    return [each for each in curves_of(machine, kind) if each[1].algorithm == algorithm]
 
 
 def _timings(curve: Curve, synthesizer: str, chunks: int) -> list[Timing]:

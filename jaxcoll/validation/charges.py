@@ -8,7 +8,7 @@ of a program are not part of these times; they are charged at the memory's data 
 has the start-up and the time per byte that its collectives among 8 ranks take beyond the links.
 
 Fitted without the rows that the seed draws, charges say how good they are (``predicted``); with all
-rows they are what the library ships (``simulation/charges.json``).
+rows they are those that the library ships (``simulation/charges.json``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.memory import Memory, bytes_by_point, input_bytes, no_bytes, peak_memory
+from tensorstate.cost.memory import (
+    Memory,
+    bytes_by_point,
+    host_bytes,
+    input_bytes,
+    no_bytes,
+    peak_memory,
+)
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
@@ -30,7 +37,7 @@ from tensorstate.errors import PlanError
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
 from tensorstate.keeping.table import Kept
-from tensorstate.problem.problem import Problem, RingSend
+from tensorstate.problem.problem import InnerSend, Problem
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +51,7 @@ class Cost:
         count_by_collective: number of collectives by (kind, mesh axis).
         memory: bytes per device.
         reshards: the reshard plans of all tensors.
-        ring_sends: the sends within operators, for all nodes of a class together.
+        inner_sends: the sends within operators, for all nodes of a class together.
         kept: the keepings of nodes whose results are read after the forward pass.
         schedule: makes the step's schedule within a memory limit; see ``timeline``.
     """
@@ -55,7 +62,7 @@ class Cost:
     count_by_collective: Mapping[tuple[str, int], int]
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
-    ring_sends: tuple[RingSend, ...]
+    inner_sends: tuple[InnerSend, ...]
     kept: Kept
     schedule: Callable[[float | None], StepSchedule]
 
@@ -124,15 +131,15 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
             *(r.multiplicity * r.keeping_seconds for r in reshards if r.keeping_seconds),
         ]
     )
-    ring_sends = tuple(
+    inner_sends = tuple(
         send._replace(times=runs[g] * send.times)
         for g, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(g, strategy)
+        for send in problem.inner_sends(g, strategy)
     )
-    for send in ring_sends:
-        communication.append(problem.send_around_seconds(send))
-        bytes_by_collective["permute", send.axis] += send.times * send.nbytes
-        count_by_collective["permute", send.axis] += send.times
+    for send in inner_sends:
+        communication.append(problem.inner_send_seconds(send))
+        bytes_by_collective[send.kind, send.axis] += send.times * send.nbytes
+        count_by_collective[send.kind, send.axis] += send.times
     live = inputs + nbytes.sum(0)
 
     # On demand, since most plans that are priced are never timed.
@@ -145,9 +152,9 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         math.fsum(communication),
         bytes_by_collective,
         count_by_collective,
-        peak_memory(inputs, nbytes),
+        peak_memory(inputs, nbytes, host_bytes(problem, decisions, reshards, kept)),
         tuple(reshards),
-        ring_sends,
+        inner_sends,
         kept,
         schedule,
     )
@@ -207,8 +214,8 @@ def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, in
                 spent[step.kind, step.axis].append(
                     reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
                 )
-    for send in cost.ring_sends:
-        spent["permute", send.axis].append(problem.send_around_seconds(send))
+    for send in cost.inner_sends:
+        spent[send.kind, send.axis].append(problem.inner_send_seconds(send))
     return {key: math.fsum(values) for key, values in spent.items()}
 
 
@@ -226,9 +233,9 @@ class SearchOptions:
         objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger of both ("max").
 
-        Raises:
-            PlanError: the objective is unknown, the limit is not above 0, or a keeping is not in
-                the table.
+    Raises:
+        PlanError: the objective is unknown, the limit is not above 0, or a keeping is not in the
+            table.
     """
 
     keepings: tuple[Keeping, ...] = (table.DEFAULT,)

@@ -137,10 +137,10 @@ class LoopSchedule:
             iteration.
         unrolled: for each loop, the number of iterations in one body.
 
-        Attributes:
-            held: the most bytes held ahead and behind.
-            runs: all tasks in time.
-            seconds: the makespan.
+    Attributes:
+        held: the most bytes held ahead and behind.
+        runs: all tasks in time.
+        seconds: the makespan.
     """
 
     def __init__(

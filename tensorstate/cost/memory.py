@@ -26,9 +26,9 @@ import numpy as np
 
 from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.ir.placements import MeshShape, Placements, all_placements
+from tensorstate.ir.placements import Exchange, MeshShape, Placements, RingStrategy, all_placements
 from tensorstate.keeping import table
-from tensorstate.keeping.base import Category, Holds, Keeping
+from tensorstate.keeping.base import Category, Holds, Keeping, Span
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.node_strategies import Strategy
@@ -93,6 +93,14 @@ class Shares(Protocol[Share]):
         """
         ...
 
+    def produced_by(self) -> Mapping[Strategy, Iterable[Share]]:
+        """The share produced under each strategy."""
+        ...
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[Share]]:
+        """The share that a consumer class, of a node, reads under each strategy."""
+        ...
+
     def made(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
         """The share produced in each placement, and kept in this way."""
         return self.produced(keeping.__eq__)
@@ -145,7 +153,7 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     yield from _reshard_terms(problem, group, live, shares)
     for keeping in table.KEEPINGS:
-        yield from _kept_terms(problem, group, keeping, live, shares)
+        yield from _kept_terms(problem, group, keeping, keeping.spans, live, shares)
     for placements, share in shares.loop_resident().items():
         nbytes = problem.local_bytes(group, placements) * live.loop_resident
         yield Term("loop_resident", share, nbytes)
@@ -155,6 +163,7 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
             yield Term("loop_resident", in_place, -nbytes)
     yield from _live_terms(problem, group, live, shares)
     yield from _ring_terms(problem, group, live, shares)
+    yield from _exchange_terms(problem, group, live, shares)
 
 
 def _ring_terms(
@@ -164,7 +173,7 @@ def _ring_terms(
 
     Only a ring shards along keys. Their gradients are accumulated in 32 bits or more.
     """
-    points, dtype = problem.liveness.program_points, problem.graph.tensors[group.tensors[0]].dtype
+    dtype = problem.graph.tensors[group.tensors[0]].dtype
     wide = max(1, SUMS_ITEMSIZE // dtype.itemsize)
 
     def terms(
@@ -177,19 +186,61 @@ def _ring_terms(
                 nbytes = 2 * problem.local_bytes(group, placements)
                 yield Term("temporaries", share, nbytes * runs)
 
-    made = problem.strategies[group.class_id].ring
-    if made is not None:
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, RingStrategy):
         yield from terms(group.labels, made.keys, shares.produced(), wide * live.producing)
     for number, consumer in enumerate(group.consumer_classes):
-        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].ring
-        if ring is None:
+        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].pairing
+        if not isinstance(ring, RingStrategy):
             continue
-        runs = np.zeros(len(points))
-        for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
-            operator = problem.graph.nodes[node].members[0].operator
-            at = np.searchsorted(points, problem.liveness.at[operator])
-            runs[min(at, len(points) - 1)] += 1
+        runs = _runs(problem, group, number)
         yield from terms(consumer.labels, ring.keys, shares.awaiting(number), runs)
+
+
+def _runs(problem: Problem, group: TensorGroup, number: int) -> np.ndarray:
+    """At every program point, the nodes of a consumer class of a group that run there."""
+    points = problem.liveness.program_points
+    runs = np.zeros(len(points))
+    for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
+        operator = problem.graph.nodes[node].members[0].operator
+        at = np.searchsorted(points, problem.liveness.at[operator])
+        runs[min(at, len(points) - 1)] += 1
+    return runs
+
+
+def _exchange_terms(
+    problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
+) -> Iterator[Term[Share]]:
+    """Rows that arrive at experts, and their results before they are sent back.
+
+    An expert may get all rows, so there is room for all of them; and for as many blocks where
+    slices are padded.
+    """
+
+    def terms(
+        exchange: Exchange,
+        class_id: int,
+        labels: Sequence[int],
+        by: Mapping[Strategy, Iterable[Share]],
+        runs: np.ndarray,
+    ) -> Iterator[Term[Share]]:
+        for strategy, parts in by.items():
+            if exchange.label in strategy and exchange.rows in labels:
+                size = problem.mesh.sizes[strategy.index(exchange.label)]
+                shards = problem.shards_of(class_id, strategy, tuple(labels))
+                room = (1 if problem.hardware.has_ragged else 2) * size * group.nbytes // shards
+                for share in parts:
+                    yield Term("temporaries", share, room * runs)
+
+    made = problem.strategies[group.class_id].pairing
+    if isinstance(made, Exchange):
+        yield from terms(made, group.class_id, group.labels, shares.produced_by(), live.producing)
+    for number, consumer in enumerate(group.consumer_classes):
+        own = consumer.class_id
+        read = None if own is None else problem.strategies[own].pairing
+        if own is not None and isinstance(read, Exchange):
+            runs = _runs(problem, group, number)
+            yield from terms(read, own, consumer.labels, shares.read_by(number), runs)
 
 
 def _reshard_terms(
@@ -213,11 +264,12 @@ def _kept_terms(
     problem: Problem,
     group: TensorGroup,
     keeping: Keeping,
+    spans: Iterable[Span],
     live: LiveRanges,
     shares: Shares[Share],
 ) -> Iterator[Term[Share]]:
-    """The bytes of tensors that are kept in one way, by the spans of the keeping."""
-    for span in keeping.spans:
+    """The bytes of tensors that are kept in one way, by some spans of the keeping."""
+    for span in spans:
         counts = live.kept[keeping][span.name]
         if not counts.any():  # otherwise an unused share would become a variable
             continue
@@ -287,6 +339,8 @@ class Memory:
         loop_resident: gathered copies and sums that stay resident through the microbatch loop.
         gradients: gradients that wait for the optimizer.
         temporaries: all other operands and results of operators.
+        host: bytes of the host's memory, at the program point with the most of them. They are no
+            part of the peak.
     """
 
     inputs: int
@@ -294,6 +348,7 @@ class Memory:
     loop_resident: int
     gradients: int
     temporaries: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -346,19 +401,46 @@ def bytes_at_peak(
     ]
 
 
-def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
+def host_bytes(
+    problem: Problem, decisions: Decisions, reshards: Iterable[ReshardPlan], kept: Kept
+) -> int:
+    """Bytes per device in the memory of the host, at the program point with the most of them.
+
+    Args:
+        reshards: the reshard plans of all tensors.
+        kept: how nodes are kept.
+    """
+    by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
+    for reshard in reshards:
+        by_group[reshard.group].append(reshard)
+    nbytes = np.zeros(len(problem.liveness.program_points))
+    for number, plans in by_group.items():
+        stored = {r.keeping for r in plans if r.keeping.on_host and r.saved is not None}
+        if not stored:
+            continue
+        group, live = problem.tensor_groups[number], problem.live_ranges(number)
+        shares = _DecidedShares(problem, number, decisions.strategies, plans, kept)
+        for keeping in stored:
+            for term in _kept_terms(problem, group, keeping, keeping.on_host, live, shares):
+                nbytes += term.share * term.nbytes
+    return math.ceil(nbytes.max() - EXACT)
+
+
+def peak_memory(inputs: float, nbytes: np.ndarray, host: int = 0) -> Memory:
     """The memory at its peak.
 
     Args:
         inputs: bytes of the inputs.
         nbytes: all other bytes, by category and program point (see ``bytes_by_point``).
+        host: of the host, by ``host_bytes``.
     """
     # Parts are rounded one by one, and the last one takes the rest. So they add up to the rounded
     # peak, which is compared with the limit.
     total = nbytes.sum(0)
     saved, loop_resident, gradients, _ = nbytes[:, int(total.argmax())]
     parts = round(saved), round(loop_resident), round(gradients)
-    return Memory(round(inputs), *parts, math.ceil(total.max() - EXACT) - sum(parts))
+    temporaries = math.ceil(total.max() - EXACT) - sum(parts)
+    return Memory(round(inputs), *parts, temporaries, host)
 
 
 def input_bytes(problem: Problem, reshards: Iterable[ReshardPlan]) -> int:
@@ -493,6 +575,13 @@ class _DecidedShares(Shares[float]):
     def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, Iterable[float]]:
         share = self._share(lambda r: kept(r.keeping))
         return {self.source: [share]} if share else {}
+
+    def produced_by(self) -> Mapping[Strategy, Iterable[float]]:
+        return {self.strategies[self.group.class_id]: [1.0]}
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, Iterable[float]]:
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else {self.strategies[class_id]: [1.0]}
 
     def awaiting(
         self, consumer: int | None, kept: KeepingsThat = any_keeping

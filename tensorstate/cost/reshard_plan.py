@@ -113,10 +113,11 @@ Pass = Literal["before_loop", "in_forward", "after_forward", "after_loop"]
 class ReshardPasses:
     """The passes in which one tensor group is resharded.
 
-    in_forward, after_forward, after_loop: the consumers that each pass delivers to, without those
-    that rerun.
-    num_repeats: executions of the passes per step, in the microbatch loop and in a body.
-    resident_from: the pass that delivers the loop-resident copy; ``None`` without such a copy.
+    Attributes:
+        in_forward, after_forward, after_loop: the consumers that each pass delivers to, without
+            those that rerun.
+        num_repeats: executions of the passes per step, in the microbatch loop and in a body.
+        resident_from: the pass that delivers the loop-resident copy; ``None`` without such a copy.
     """
 
     in_forward: tuple[ConsumerClass, ...]

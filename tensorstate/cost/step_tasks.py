@@ -141,25 +141,26 @@ class StepTasks:
     def _go_round(self) -> None:
         """For nodes with sends within them, let the sends run beside the blocks before the last.
 
-        The last block is computed once both have ended; sends begin when the node does.
+        The last block is computed once both have ended; sends begin when the node does. Where rows
+        are exchanged there is one block, and nothing runs beside the sends.
         """
         for number in [*self.first_run.values(), *self.again.values()]:
             task = self.tasks[number]
             strategy = self.strategies[task.class_id]
-            sends = self.problem.ring_sends(task.class_id, strategy)
+            sends = self.problem.inner_sends(task.class_id, strategy)
             if not sends:
                 continue
             # Places are points of the traced order. Parts of one point are placed slightly before
             # it.
-            operands, blocks = task.before, self.problem.ring_blocks(task.class_id, strategy)
+            operands, blocks = task.before, self.problem.blocks_around(task.class_id, strategy)
             last = task.seconds / blocks
             others = {"order": task.order - 1e-6, "seconds": task.seconds - last}
             beside = [dataclasses.replace(task, before=[*operands], **others)]
-            for axis in dict.fromkeys(send.axis for send in sends):
-                along = [send for send in sends if send.axis == axis]
-                seconds = math.fsum(map(self.problem.send_around_seconds, along))
+            for axis, kind in dict.fromkeys((send.axis, send.kind) for send in sends):
+                along = [send for send in sends if (send.axis, send.kind) == (axis, kind)]
+                seconds = math.fsum(map(self.problem.inner_send_seconds, along))
                 task_of_sends = dataclasses.replace(
-                    task, seconds=seconds, axis=axis, name="permute", before=[*operands]
+                    task, seconds=seconds, axis=axis, name=kind, before=[*operands]
                 )
                 task_of_sends.nbytes = sum(send.times * send.nbytes for send in along)
                 beside.append(task_of_sends)

@@ -1,8 +1,8 @@
-"""Buckets: reshard steps of several tensors by one collective, where the schedule joins them.
+"""Buckets: one collective reshards several tensors where the schedule joins them.
 
-A bucket of gathers runs when the first of its tensors is read, for all whose shards exist by then;
-casts of arguments run for it. A bucket of results runs when the last of them is produced; one that
-is read earlier is sent alone.
+A bucket of gathers runs when the first of its tensors is read. It gathers all tensors whose shards
+exist by then, and runs the casts of arguments that it needs. A bucket of results runs when the last
+of them is produced; a result that is read earlier is sent alone.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def apply_joined(
     mesh: MeshShape,
     collectives: Collectives,
 ) -> list[jax.Array]:
-    """As ``apply_reshard_step`` of every step, by one collective of all operands in a vector.
+    """The results of ``apply_reshard_step`` for every step, by one collective of one vector.
 
     Args:
         steps: gathers, scatters or sums along one axis.
         arrays: the shards before, of one dtype.
     """
     # All-gather of a [2, 3] along 0 and b [4] along 0 on two devices: the vector [a0, b0] becomes
-    # [[a0, b0], [a1, b1]], of which the columns of a are the shards of a, one row per device.
+    # [[a0, b0], [a1, b1]]. The columns of a in it are the shards of a, one row per device.
     first = steps[0]
     axis, kind, n = first.axis, kind_of(first.kind), mesh.sizes[first.axis]
     pairs = [*zip(steps, arrays, strict=True)]
-    # A reduce-scatter gives device k the k-th part of the vector. So the parts for one device stand
-    # side by side, of all tensors, and not the tensors.
+    # A reduce-scatter gives device k the k-th part of the vector. So the vector has the parts of
+    # all tensors for one device side by side, rather than one tensor after another.
     if kind.ends_with_shard:
         rows = []
         for s, x in pairs:
@@ -90,8 +90,8 @@ def send(of: Any, tensors: Sequence[int]) -> None:
 
 def gather_together(of: Any, tensor: int, in_forward: bool) -> Copies:
     """The copy of a tensor that its bucket gathers, with those that can be gathered now."""
-    # The priced schedule has joined tensors that are read near each other. Which of them exist by
-    # the first read is known only here: those that do not are gathered alone.
+    # The priced schedule has joined tensors that are read near each other. Only here is it known
+    # which of them exist by the first read; the others are gathered alone.
     when = "in_forward" if in_forward else "after_forward"
     bucket = of.table.buckets.get((tensor, when), ()) if of.overlap else ()
     if bucket and (tensor, when) not in of.arrived:

@@ -1,20 +1,20 @@
-"""Collectives after loops that wait for them, where XLA itself does not see to it: on CPU.
+"""Collectives that wait for earlier loops, on CPU, where XLA does not make them wait.
 
-XLA for CPU runs the operations of a program when the memory that they read has been written. Its
-barriers order the schedule of a program and not its run. Collectives it starts in the order of the
-schedule, but a loop is only started before what follows: where its body waits, a collective behind
-it that reads nothing of it runs meanwhile. On some devices, that is, and on others not. All
-collectives of one group have one key in XLA's rendezvous, so that one of the body meets one from
-behind the loop: devices wait for each other for ever, and the process aborts, or arrays are mixed
-up::
+XLA for CPU runs an operation as soon as the memory that it reads has been written. Its barriers
+order the schedule of a program but not its run. XLA starts collectives in the order of the
+schedule. It also starts a loop before what follows it, but while the body of the loop waits, a
+later collective that reads nothing from the loop may run on some devices and not on others. All
+collectives of one group have one key in XLA's rendezvous, so a collective of the body can meet one
+from behind the loop. Devices then wait for each other for ever and the process aborts, or arrays
+are mixed up::
 
     w = gather(w)                  # is over before the loop begins
     x = scan(layer_with_gathers, x)
     v = gather(v)                  # may run while the body does
 
-So the first collective after a loop reads a number that the loop has computed. All others come
-before the loop or after that collective, by barriers, since XLA schedules by these. A loop that
-follows a loop is such a collective too.
+So the first collective after a loop reads a number that the loop has computed. Barriers put all
+other collectives before the loop or after that collective, since XLA schedules by barriers. A loop
+that follows a loop counts as such a collective too.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _OF_JAXCOLL = frozenset(primitive.name for primitive in PRIMITIVES.values())
 def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of one device whose collectives do not overtake loops.
 
-    The same function if no loop in it communicates.
+    It is the same function if no loop in it communicates.
 
     Args:
-        function: of arrays; returns a sequence of arrays.
+        function: takes arrays, and returns a sequence of arrays.
     """
 
     def run(*arrays):
@@ -52,9 +52,9 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def after_loop(x: jax.Array, *tokens: jax.Array) -> jax.Array:
-    """An array whose memory is written after the tokens, whatever XLA simplifies."""
-    # A bit times its opposite is zero, which XLA does not know. Sums with zero would be others: of
-    # infinite tokens, and of -0.0.
+    """An array whose memory is written after the tokens, even after XLA's simplifications."""
+    # A bit times its opposite is zero, but XLA does not know that. A sum with zero would change
+    # infinite tokens, and -0.0.
     for token in tokens:
         bit = (token != 0).astype(jnp.int32)
         x = lax.select_n(jnp.broadcast_to(bit * (1 - bit) != 0, x.shape), x, lax.full_like(x, 0))
@@ -85,7 +85,7 @@ class _Computation:
     def run(
         self, jaxpr: Any, constants: Sequence[Any], arrays: Sequence[Any], read: Sequence[bool]
     ) -> list[Any]:
-        """The results of a jaxpr, of which some are read."""
+        """The results of a jaxpr; ``read`` says which of them are read."""
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arrays), strict=True))
 
         def value(atom):
@@ -98,7 +98,7 @@ class _Computation:
 
     def equation(self, eqn: Any, operands: list[Any], read: Sequence[bool]) -> Sequence[Any]:
         """The results of an equation, after what they must wait for."""
-        # What nobody reads XLA drops, unless others wait for it.
+        # XLA drops what nobody reads, unless other operations wait for it.
         if not any(read) or not _communicates(eqn):
             return jax_internals.run_equation(eqn, operands)
         if (inner := jax_internals.call_of(eqn)) is not None:
@@ -109,7 +109,7 @@ class _Computation:
         held = (
             _held(eqn, read) if is_loop else [k for k, x in enumerate(eqn.invars) if _is_array(x)]
         )
-        if not held:  # nothing but literals, of which no collective is left
+        if not held:  # only literals: XLA leaves no collective of them
             return jax_internals.run_equation(eqn, operands)
         waiting = self.wait(operands, held, is_loop)
         made = jax_internals.run_equation(
@@ -131,8 +131,8 @@ class _Computation:
         return [x if k < loop.num_carry else x[None] for k, x in enumerate(made)]
 
     def wait(self, operands: list[Any], held: Sequence[int], is_loop: bool) -> list[Any]:
-        """The operands of a collective or a loop, of which some wait."""
-        # Collectives end before what follows them starts, so that for those barriers do.
+        """The operands of a collective or a loop; those in ``held`` wait."""
+        # Collectives end before what follows them starts, so barriers are enough for them.
         arrays = [operands[k] for k in held]
         arrays = wait_for(arrays, *(self.done if is_loop else self.first))
         arrays = [after_loop(x, *self.loops) for x in arrays]
@@ -141,7 +141,7 @@ class _Computation:
 
 
 def _read(jaxpr: Any, read: Sequence[bool]) -> list[list[bool]]:
-    """By equation whether each result is read, by a result of the jaxpr in the end."""
+    """For every equation, whether each result is used in computing a result that is read."""
     found = {x for x, is_read in zip(jaxpr.outvars, read, strict=True) if is_read and _is_var(x)}
     by_equation = []
     for eqn in reversed(jaxpr.eqns):
@@ -182,9 +182,9 @@ def _runs_once(eqn: Any) -> bool:
 
 
 def _held(eqn: Any, read: Sequence[bool]) -> list[int]:
-    """The operand of a loop that waits, the smallest of those that each iteration changes."""
-    # What no iteration changes XLA may take out of the loop, and of counters it must know where
-    # they begin, to know how often the loop runs. Of what waits it makes a copy.
+    """The operand of a loop that waits: the smallest of those that each iteration changes."""
+    # XLA may take an operand that no iteration changes out of the loop. It must also know where
+    # counters begin, to know how often the loop runs. It copies the operand that waits.
     arrays = [k for k, x in enumerate(eqn.invars) if _is_array(x)]
     if eqn.primitive.name == "scan":
         loop = jaxprs.loop_of(eqn)
@@ -201,7 +201,7 @@ def _held(eqn: Any, read: Sequence[bool]) -> list[int]:
 
 
 def _computed(eqn: Any, made: Sequence[Any], read: Sequence[bool]) -> list[int]:
-    """The results that are read, and that an equation computes."""
+    """The results that are read and that an equation computes."""
     found = [k for k, x in enumerate(made) if read[k] and x.size and isinstance(x.dtype, jnp.dtype)]
     return [k for k in found if k not in _unchanged(eqn)] or found
 
@@ -216,7 +216,7 @@ def _unchanged(eqn: Any) -> set[int]:
 
 
 def _is_array(atom: Any) -> bool:
-    """Whether an atom is an array that can wait: no literal, and no random keys."""
+    """Whether an atom is an array that can wait, so neither a literal nor random keys."""
     return _is_var(atom) and isinstance(atom.aval.dtype, jnp.dtype)
 
 

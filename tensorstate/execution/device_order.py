@@ -1,7 +1,8 @@
-"""The devices of a plan in the order that was priced: mesh axes then lie on the links they pay for.
+"""The devices of a plan in the priced order, so that mesh axes lie on the links that were priced.
 
 A network numbers ranks, and a plan may put rank 5 at the second place of its mesh. JAX's own order
-knows neither: collectives would be right, on other links than those whose time was counted.
+takes account of neither: collectives would be right, but on other links than those that were
+priced.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tensorstate.errors import PlanError
 def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> Mesh:
     """A mesh of JAX with the devices in the order that was priced.
 
-    Rank r of a network is device r of JAX; where devices have coordinates (TPU), a device that its
-    links join to the others as the network's join rank r. A network of latencies and bandwidths
-    alone has no ranks: there JAX chooses the order.
+    Rank r of a network is device r of JAX. If devices have coordinates (TPU), it is instead a
+    device that its links join to the others as the links of the network join rank r. A network with
+    only latencies and bandwidths has no ranks, so JAX chooses the order.
 
     Raises:
-        PlanError: too few devices, or devices that the links of the network do not join.
+        PlanError: there are too few devices, or the links of the network do not join them.
     """
     sizes, names, wanted = network.mesh.sizes, network.mesh.names, network.mesh.num_devices
     given = jax.devices() if devices is None else checks.members(devices, "devices", PlanError)
@@ -39,7 +40,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
         more = f'; jax.config.update("jax_num_cpu_devices", {wanted}) before JAX is used makes them'
         hint = more if jax.default_backend() == "cpu" and jax.process_count() == 1 else ""
         raise PlanError(f"the plan is for {wanted} devices, JAX has {len(given)}{hint}")
-    # ``jax.make_mesh`` would make Explicit axes by default, under which arguments need types.
+    # ``jax.make_mesh`` would make Explicit axes by default, which require types of arguments.
     kinds = (AxisType.Auto,) * len(names)
     chosen = list(given[:wanted])
     for device in chosen:
@@ -47,7 +48,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
     if not isinstance(network, ScheduleCosts):
         return jax.make_mesh(sizes, names, kinds, devices=chosen)
     if all(getattr(device, "coords", None) is not None for device in chosen):
-        # Back to the numbers of the user's network: it was relabeled to the order of the mesh.
+        # The numbers of the user's network: it was relabeled to the order of the mesh.
         topology = network.topology.relabel(network.device_order)
         try:
             chosen = reorder(chosen, topology)
@@ -62,7 +63,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
 
 
 def warn_of_other_order(network: CollectiveCostModel, mesh: Mesh) -> None:
-    """Warn where a mesh has the priced devices in another order, so that other links are used."""
+    """Warn if a mesh has the priced devices in another order, so that other links are used."""
     if not isinstance(network, ScheduleCosts):
         return
     devices = sorted(mesh.devices.flat, key=lambda device: device.id)

@@ -2,23 +2,27 @@
 
 Operators that rerun and repeated all-gathers depend on the preceding matrix product; otherwise
 XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
-the forward pass depend on its end only, so that they overlap with compute, and buckets are gathered
-and reduced as one. XLA on CPU overlaps nothing, and starts every operator as early as possible,
-whatever memory that takes. There, products depend on each other in order, gathers wait until their
-result is read, and reductions and transposes of the backward pass are materialized in it.
+the forward pass depend on its end only, so that they overlap with compute, and each bucket is
+gathered or reduced as one. XLA on CPU overlaps nothing and starts every operator as early as
+possible, however much memory that takes. So on CPU products depend on each other in order, gathers
+wait until their result is read, and the reductions and transposes of the backward pass are
+materialized in it.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.errors import PlanError
 from tensorstate.execution.buckets import gather_together, send
 from tensorstate.execution.microbatch_loop import (
     Copies,
@@ -36,6 +40,7 @@ from tensorstate.execution.placement_table import (
     PlacementTable,
     all_gathers,
     apply_reshard_step,
+    lax_collectives,
     local_shard,
     sizes_through_view,
 )
@@ -46,8 +51,36 @@ from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 
-# Kinds of operators that take most of the time; execution is ordered by them.
+# Kinds of operators that take most of the time; execution is ordered by these operators.
 MATMUL_KINDS = ("einsum", "window")
+
+
+# XLA begins copies to the host and back whenever it likes, and ends those to the host as late as it
+# can: on H100s the activations of eight layers were all on the device at once. Behind barriers a
+# copy ends before the next product begins, and one back begins after the product before its reader.
+# For TPUs a barrier would bring what is on the host to the device, and send it again: only those in
+# iterations of a loop, which ends when its stacks are stored, are in their places.
+def holds_copies(table: PlacementTable, platform: str) -> bool:
+    """Whether copies to the host and back are held at their places by barriers.
+
+    Raises:
+        PlanError: a plan that copies to the host where they cannot be held.
+    """
+    if platform != "tpu":
+        return True
+    graph = table.graph
+    free = [
+        tensor
+        for tensor, reshard in table.reshards.items()
+        if reshard.keeping.on_host and reshard.saved is not None and not graph.loops_around(tensor)
+    ]
+    if free:
+        raise PlanError(
+            f"{len(free)} tensors of the plan wait on the host outside of scans, where XLA for "
+            "TPUs keeps them on the device: scan over the layers (jax.lax.scan), or search with "
+            "a larger memory_limit or other ways to keep activations"
+        )
+    return False
 
 
 class LocalExecutor:
@@ -55,8 +88,9 @@ class LocalExecutor:
 
     Args:
         microbatch: the microbatch, for an executor of the loop body.
-        reshards: the reshard plan of every tensor; by default that of the plan.
+        reshards: the reshard plan of every tensor; those of the plan by default.
         inputs: the tensors that exist at the beginning.
+        holds_copies: whether copies to the host and back are held at their places by barriers.
     """
 
     def __init__(
@@ -67,8 +101,10 @@ class LocalExecutor:
         microbatch: MicrobatchSlice | None = None,
         reshards: Mapping[int, ReshardPlan] | None = None,
         inputs: Mapping[int, Copies] | None = None,
+        *,
+        holds_copies: bool = True,
     ):
-        self.overlap = overlap
+        self.overlap, self.holds_copies = overlap, holds_copies
         self.depth = 0  # loops of the step around these operators
         self.table, self.graph, self.mesh = table, table.graph, table.mesh
         self.collectives, self.microbatch = collectives, microbatch
@@ -77,14 +113,16 @@ class LocalExecutor:
         self.in_forward: dict[int, Copies] = {}
         self.after_forward: dict[int, Copies] = {}
         self.pending: dict[int, Copies] = {}  # to be resharded at the first read
-        self.arrived: dict[tuple[int, str], Copies] = {}  # by a bucket, before they are read
-        self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
+        self.arrived: dict[tuple[int, str], Copies] = {}  # gathered by a bucket, not read yet
+        self.unsent: dict[int, Copies] = {}  # results that wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
+        self.on_host: dict[int, jax.Array] = {}  # copies for the backward pass
+        self.leaving: list[int] = []  # of these, those that may be on their way
         self.mirrored = MirroredReads(self.graph, table.reruns)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
-        # Advances at matrix products and at the end of the forward pass.
+        # It advances at matrix products and at the end of the forward pass.
         self.order = ExecutionOrder()
         # The event after which all copies of a tensor in a pass are available; 0 if unknown.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
@@ -102,8 +140,9 @@ class LocalExecutor:
         return tuple(map(last.result, self.graph.outputs))
 
     def after_loop(self, loop: MicrobatchLoop) -> LocalExecutor:
-        """The executor after the microbatch loop and the operators that follow it."""
+        """The executor of the operators that follow the microbatch loop."""
         here = self.table, self.collectives, self.overlap
+        held = self.holds_copies
         before = {
             tensor: self.reshard(tensor, dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
@@ -111,12 +150,12 @@ class LocalExecutor:
 
         def body(microbatch: MicrobatchSlice) -> Callable[[int, Placements], jax.Array]:
             inputs = loop.inputs(before, microbatch)
-            executor = LocalExecutor(*here, microbatch, inputs=inputs)
+            executor = LocalExecutor(*here, microbatch, inputs=inputs, holds_copies=held)
             executor.run_operators(loop.in_loop)
             return executor.final_copy
 
         inputs = {**self.inputs, **loop.run(body)}
-        last = LocalExecutor(*here, reshards=loop.reshards(), inputs=inputs)
+        last = LocalExecutor(*here, reshards=loop.reshards(), inputs=inputs, holds_copies=held)
         last.run_operators(loop.after_loop, after_forward=True)
         return last
 
@@ -137,7 +176,7 @@ class LocalExecutor:
     # ------------------------------------------------------------------ loops of the step
 
     def run_step_loop(self, number: int, body: Sequence[Operator], in_forward: bool) -> None:
-        """Run a loop of the step, and store what it leaves behind."""
+        """Run a loop of the step, and store its results."""
         staged = self.table.problem.pipeline
         if staged is not None and number in staged.together:
             body = [o for o in self.graph.operators if {*o.loops[:1]} & staged.together]
@@ -146,10 +185,12 @@ class LocalExecutor:
         elif staged is not None and number in staged.loops:
             results = run_stages(self, number, body)
         else:
-            unroll = self.table.unrolled.get(number, 1) if self.overlap else 1
-            results = run_loop(self, self.graph, number, body, unroll)
+            results = run_loop(self, self.graph, number, body, self.unrolled(number))
         made = ((x, self.table.produced_placements(tensor)) for tensor, x in results.items())
-        rows = ((x[0], self.table.saved_placements(tensor)) for tensor, x in self.stacks.items())
+        rows = (
+            (self.table.keeping(tensor).fetch(x[0], x.dtype), self.table.saved_placements(tensor))
+            for tensor, x in self.stacks.items()
+        )
         first, placements = next(made if results else rows)
         self.order.advance(first, placements)
         for tensor, x in results.items():
@@ -161,15 +202,26 @@ class LocalExecutor:
             for tensor in read & self.inputs.keys():
                 self._results_that_read[tensor].append(first)
 
+    def unrolled(self, number: int) -> int:
+        """Iterations of a loop in one body: one on CPU, and where a stack is on the host.
+
+        XLA for GPUs fails to compile such a stack if an iteration stores several rows.
+        """
+        loops = (number, self.graph.mirrored.get(number))
+        stacked = (tensor for loop in loops for tensor in self.mirrored[loop][0])
+        if not self.overlap or any(self.table.keeping(tensor).on_host for tensor in stacked):
+            return 1
+        return self.table.unrolled.get(number, 1)
+
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
-        """Makes the executors of a loop's body, in the order of its own."""
+        """A function that makes executors of a loop's body, with their own execution order."""
         read = self.read_by(operators)
         return lambda: self.executor_of_body(*read)
 
     def microbatch_body(
         self, operators: Sequence[Operator]
     ) -> Callable[[MicrobatchSlice], LocalExecutor]:
-        """Makes the executors of a body on one microbatch, which read its part of the batch."""
+        """A function that makes executors of a body on one microbatch, reading its batch part."""
         read, staged = self.read_by(operators, interleaved=True), self.table.problem.pipeline
 
         def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
@@ -191,11 +243,11 @@ class LocalExecutor:
         """Whether a body begins in the forward pass, and the copies that it reads there and after.
 
         Args:
-            interleaved: whether operators of both passes run in the body. In other bodies of the
-                backward pass, operators of the forward pass rerun.
+            interleaved: whether operators of both passes run in the body. If not, the operators of
+                the forward pass in a body of the backward pass rerun.
         """
-        # An operator of the forward pass that reruns in a body reads the copies that exist
-        # after that pass: stored ones, or gathered for it.
+        # An operator of the forward pass that reruns in a body reads the copies that exist after
+        # that pass, either stored or gathered for it.
         both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
         begins_forward = (any if interleaved else all)(o.phase == "forward" for o in operators)
         for operator in operators:
@@ -215,11 +267,13 @@ class LocalExecutor:
         after_forward: Mapping[int, Copies],
     ) -> LocalExecutor:
         """An executor of one iteration, with copies of the tensors that it reads from outside."""
-        # Everything that is known about a tensor outside is in these copies. Tokens of outside are
-        # not: a barrier in the body on one of them would make it an operand of every iteration.
+        # These copies contain all that is known about a tensor outside. Tokens from outside are
+        # left
+        # out: a barrier in the body on one of them would make it an operand of every iteration.
         child = copy.copy(self)
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
         child.arrived, child.unsent, child.done = {}, {}, set()
+        child.on_host, child.leaving = {}, []
         child.in_forward = {tensor: dict(copies) for tensor, copies in in_forward.items()}
         child.after_forward = {tensor: dict(copies) for tensor, copies in after_forward.items()}
         child.forward_done = None if begins_forward else []
@@ -234,27 +288,27 @@ class LocalExecutor:
         return self.read(operator.operands[k].tensor, placements, in_forward)
 
     def enter(self, operator: Operator, x: jax.Array, again: bool = False) -> None:
-        """Store an operand of a body, or one of the mirrored body, for operators that rerun."""
+        """Store an operand of a body, or of the mirrored body for operators that rerun."""
         in_forward = operator.phase == "forward" and not again
         self.write(operator.results[0].tensor, x, 0, in_forward)
 
     def saved_copy(self, tensor: int) -> jax.Array:
-        """A body's tensor as it is stored for the loop which mirrors the body's."""
+        """The copy of a body's tensor that is stored for the loop that mirrors the body's loop."""
         copy = self.read_all(tensor, in_forward=True)[self.table.saved_placements(tensor)]
         return self.table.keeping(tensor).put(copy, copy.dtype)
 
     def restore(self, tensor: int, x: jax.Array) -> None:
-        """Bring back what the iteration of the forward pass has stored."""
+        """Store again what the iteration of the forward pass has saved."""
         copy = self.table.keeping(tensor).fetch(x, self.graph.tensors[tensor].dtype)
         self.in_forward[tensor] = {self.table.saved_placements(tensor): copy}
 
     def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """The initial carry of a loop, available once all results before it are."""
-        if self.overlap or not self.order.num_events:
-            return arrays
         # Random keys wait for nothing.
         whole = [k for k, x in enumerate(arrays) if isinstance(x.dtype, np.dtype)]
-        delayed = self.order.delay([arrays[k] for k in whole]) if whole else []
+        delayed = self.after_copies([arrays[k] for k in whole])
+        if delayed and not self.overlap and self.order.num_events:
+            delayed = self.order.delay(delayed)
         for k, x in zip(whole, delayed, strict=True):
             arrays[k] = x
         return arrays
@@ -263,7 +317,7 @@ class LocalExecutor:
         """Reshard the saved tensors to their saved placements."""
         for tensor in tuple(self.pending):
             self.read_all(tensor, in_forward=True)
-        # Mostly the loss, on which no gradient depends.
+        # The last result is mostly the loss, and no gradient depends on it.
         if self.last is not None:
             self.order.advance(*self.last)
         self.forward_done = self.order.latest if self.overlap else []
@@ -287,7 +341,7 @@ class LocalExecutor:
         return self.in_forward if in_forward else self.after_forward
 
     def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
-        """Store a result: in the forward pass it is resharded when read, after it at once."""
+        """Store a result: reshard it when it is read in the forward pass, and at once after it."""
         placements = self.table.produced_placements(tensor)
         self.last = made, placements
         self.ready_at[tensor, in_forward] = ready_at
@@ -296,6 +350,8 @@ class LocalExecutor:
             self.env(in_forward)[tensor] = {placements: made}
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
+            if self.table.keeping(tensor).on_host and not self.depth:
+                self.read_all(tensor, in_forward)  # it leaves now, also if nothing reads it here
         else:
             self.unsent[tensor] = {reshard.produced_placements: made}
             bucket = self.table.buckets.get((tensor, "after_forward"), ()) if self.overlap else ()
@@ -304,10 +360,11 @@ class LocalExecutor:
 
     def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, each of which starts from an existing copy."""
-        # XLA fuses a slice into its readers and keeps the whole array for them; inputs last anyway.
-        # Plans that save shards of replicated results took up to 50 % more memory than predicted.
+        # XLA fuses a slice into its readers and keeps the whole array for them; this costs nothing
+        # for inputs, which stay in memory anyway. Plans that save shards of replicated results took
+        # up to 50 % more memory than predicted.
         for step in steps:
-            if step.target in copies:  # by a bucket
+            if step.target in copies:  # a bucket has made it
                 continue
             made = self.reshard_step(step, copies[step.source])
             is_fused = step.kind == "slice" and tensor not in self.inputs
@@ -315,7 +372,7 @@ class LocalExecutor:
         return copies
 
     def reshard_step(self, step: ReshardStep, x: jax.Array) -> jax.Array:
-        """The copy after a reshard step, from the one before."""
+        """The copy after a reshard step, from the copy before it."""
         return apply_reshard_step(step, x, self.mesh, self.collectives)
 
     def read_all(self, tensor: int, in_forward: bool) -> Copies:
@@ -329,8 +386,8 @@ class LocalExecutor:
             return self.in_forward[tensor]
         if tensor in self.unsent:
             send(self, [tensor])
-        # The first read after the forward pass: rebuild the tensor, or start from the stored
-        # copy, and from the copy in which an input is given, which is in memory anyway.
+        # The first read after the forward pass: rebuild the tensor, or start from the stored copy
+        # and, for an input, from the copy that is given, which is in memory anyway.
         if tensor not in self.after_forward:
             reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
@@ -344,8 +401,7 @@ class LocalExecutor:
                 kept = (*(self.inputs.get(tensor) or produced), *saved)
                 copies = {placements: copies[placements] for placements in kept}
                 for placements in saved if self.depth == 0 else ():  # a body's are in its stack
-                    stored = keeping.put(copies[placements], copies[placements].dtype)
-                    copies[placements] = keeping.fetch(stored, copies[placements].dtype)
+                    copies[placements] = self.stored_and_fetched(tensor, copies[placements])
                 steps = reshard.after_forward.steps
             self.reshard_when_ready(tensor, copies, steps, self.ready_at[tensor, True], False)
         return self.after_forward[tensor]
@@ -374,12 +430,41 @@ class LocalExecutor:
             )
         self.env(in_forward)[tensor] = self.reshard(tensor, copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
+        if in_forward:
+            self.send_to_host(tensor)
+
+    def send_to_host(self, tensor: int) -> None:
+        """Copy a tensor that is kept there, as soon as it is made; a body's are in a stack."""
+        saved, keeping = self.reshards[tensor].saved, self.table.keeping(tensor)
+        if keeping.on_host and saved is not None and not self.depth:
+            x = self.in_forward[tensor][saved]
+            self.on_host[tensor] = keeping.put(x, x.dtype)
+            self.leaving.append(tensor)
+
+    def stored_and_fetched(self, tensor: int, x: jax.Array) -> jax.Array:
+        """A copy for the backward pass as its keeping brings it back."""
+        keeping, stored = self.table.keeping(tensor), self.on_host.get(tensor)
+        if stored is None:
+            stored = keeping.put(x, x.dtype)
+        elif self.holds_copies:
+            stored = self.order.delay([stored])[0]
+        return keeping.fetch(stored, x.dtype)
+
+    def after_copies(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays, available once all copies to the host have ended."""
+        if not self.leaving or not self.holds_copies or not arrays:
+            return list(arrays)
+        leaving, self.leaving = self.leaving, []
+        stored = [self.on_host[tensor] for tensor in leaving]
+        both = lax.optimization_barrier((*arrays, *stored))
+        self.on_host.update(zip(leaving, both[len(arrays) :], strict=True))
+        return list(both[: len(arrays)])
 
     def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
         """The copy of a tensor in given placements.
 
-        It may be missing if two nodes of a class read one tensor and only one reruns, since
-        both share a reshard plan: then the tensor is resharded here.
+        It may be missing if two nodes of a class read one tensor and only one of them reruns, since
+        both share a reshard plan. Then the tensor is resharded here.
         """
         copies = self.read_all(tensor, in_forward)
         if placements not in copies:
@@ -398,6 +483,8 @@ class LocalExecutor:
         if operator.phase == "optimizer":
             arrays = [*map(self.gradient_after_uses, tensors, required, arrays)]
         arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, again)
+        if operator.kind in MATMUL_KINDS:
+            arrays = self.after_copies(arrays)
         zeroed = self.order.latest if operator.kind == "scatter" else ()
         made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
@@ -427,8 +514,9 @@ class LocalExecutor:
         again: bool,
     ) -> tuple[list[jax.Array], int]:
         """The operands behind the barriers that the operator needs, and the event it depends on."""
-        # An operand that is ready since an earlier event waits for the latest one if it must not be
-        # ready before (``pending``); of products on CPU, all operands do where none is as late.
+        # An operand that has been ready since an earlier event waits for the latest event if it
+        # must not be ready before it (``pending``). For products on CPU, all operands wait if none
+        # is as late.
         tensors, latest = [use.tensor for use in operator.operands], self.order.num_events
         ready_at = max((self.ready_at[tensor, in_forward] for tensor in tensors), default=0)
         pending = [
@@ -438,7 +526,10 @@ class LocalExecutor:
             and self.must_wait(operator, tensor, again)
         ]
         ordered = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
-        delay_all = ordered and not (self.overlap or pending) and ready_at < latest
+        # Where a product waits for what comes back from the host, others would be put off, with
+        # their operands: on H100s those of all gradients of weights to the end of the step.
+        is_free = self.overlap and not (self.on_host and self.holds_copies)
+        delay_all = ordered and not (is_free or pending) and ready_at < latest
         chosen = [*range(len(arrays))] if delay_all else pending
         if not chosen:
             return arrays, ready_at
@@ -455,7 +546,7 @@ class LocalExecutor:
     def must_wait(self, operator: Operator, tensor: int, again: bool) -> bool:
         """Whether an operand must not be available before this point of the backward pass.
 
-        An operand that is rebuilt needs no barrier: its own operands wait.
+        An operand that is rebuilt needs no barrier, since its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
         if self._widens(operator) or self._is_reordered(operator, tensor):
@@ -468,9 +559,9 @@ class LocalExecutor:
         return not (same or self.table.reruns(producer))
 
     def _widens(self, operator: Operator) -> bool:
-        """Whether an operator on CPU makes more bytes of arguments alone, as a cast of int8 does.
+        """Whether an operator on CPU reads only arguments and makes more bytes (casts of int8).
 
-        Nothing else would keep XLA from making those of all layers at first.
+        Without a barrier XLA would make the results of all layers at the start.
         """
         tensors = self.graph.tensors
         if self.overlap or operator.kind != "elementwise" or operator.phase != "forward":
@@ -481,7 +572,7 @@ class LocalExecutor:
         return of_arguments and made > sum(each.nbytes for each in read)
 
     def _is_reordered(self, operator: Operator, tensor: int) -> bool:
-        """Whether XLA for CPUs copies an operand into another order, which it could at any time."""
+        """Whether XLA on CPU copies an operand into another order, which it may do at any time."""
         read = (operator.operands[k].tensor for k in operator.reordered)
         return not self.overlap and tensor in read
 
@@ -489,9 +580,10 @@ class LocalExecutor:
         """The gradient of an argument, after all other operators have read the argument.
 
         A weight's gradient does not depend on the backward operators that read the weight. Without
-        this dependency XLA copies the weight at first: on H100s 12 % more temporaries for a GPT.
+        this dependency XLA copies the weight at the start, which took 12 % more temporaries for a
+        GPT on H100s.
         """
-        # One barrier per gradient, for all operators of the optimizer that read it.
+        # There is one barrier per gradient, for all operators of the optimizer that read it.
         if (tensor, placements) not in self._gradients:
             updated = self._updated_args.get(tensor, ())
             reads = [result for arg in updated for result in self._results_that_read[arg]]
@@ -500,7 +592,10 @@ class LocalExecutor:
 
     def shard(self, operator: Operator) -> LocalShard:
         """The shard of an operator's labels on this device."""
-        return self.table.shard(operator.index, self.microbatch)
+        shard = self.table.shard(operator.index, self.microbatch)
+        if shard.exchange is None or self.collectives is not lax_collectives:
+            return shard
+        return dataclasses.replace(shard, exchange=shard.exchange._replace(is_padded=True))
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""

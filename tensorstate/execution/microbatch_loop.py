@@ -5,16 +5,20 @@ with one dimension per position. An operator reads it through its view: a transp
 a reshape, as in the traced equation. Its primitive is bound with size parameters of the local
 shard.
 
-The order is forced by ``lax.optimization_barrier``, all of whose results depend on all of its
-operands. Three properties of it matter. XLA removes an operand whose result has no other consumer
-(``AlgebraicSimplifierVisitor::HandleOptimizationBarrier``), so that a token which is only waited
-for is lost: hence two barriers per token. An array is live until all barriers that take it have
-executed: hence the token is one element of the array. On CPU every barrier has its own table of
-pointers for the whole program: hence as few barriers as possible.
+``lax.optimization_barrier`` forces the order, since all its results depend on all its operands.
+Three of its properties matter:
+
+- XLA removes an operand whose result has no other consumer
+  (``AlgebraicSimplifierVisitor::HandleOptimizationBarrier``), so a token that is only waited for
+  would be lost. There are therefore two barriers per token.
+- An array is live until all barriers that take it have executed. The token is therefore one element
+  of the array.
+- On CPU every barrier has its own table of pointers for the whole program. There are therefore as
+  few barriers as possible.
 
 The microbatch loop is a ``lax.scan``, which slices the batch of a device. Sums and other tensors
 that are read after the loop are in its carry. Microbatches of tensors that the step returns are
-stacked, and concatenated after it.
+stacked in the loop and concatenated after it.
 """
 
 from __future__ import annotations
@@ -42,19 +46,20 @@ def completion_scalar(x: jax.Array) -> jax.Array:
     """A token: one element of an array, available when the array is."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
-    if x.size == 0:  # there from the start
+    if x.size == 0:  # available from the start
         return jnp.zeros((), x.dtype)
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
 
 
 def token_on_device(x: jax.Array, placements: Placements) -> jax.Array:
-    """A token of a device's shard, whatever its placements."""
+    """A token of a device's shard, in any placements."""
     return completion_scalar(x)
 
 
 def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
-    """The arrays, none available before all of them and all the tokens are."""
-    # Twice, with the same tokens: from a barrier that is their only consumer XLA would remove them.
+    """The arrays, none of them available before all of them and all the tokens are."""
+    # Two barriers with the same tokens: XLA would remove the tokens from a barrier that is their
+    # only consumer.
     waiting = list(arrays)
     for _ in range(2 if waiting and tokens else 0):
         waiting = lax.optimization_barrier((*waiting, *tokens))[: len(waiting)]
@@ -62,7 +67,7 @@ def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]
 
 
 def materialize(x: jax.Array) -> jax.Array:
-    """The array, not fused into its consumers."""
+    """The array, kept from being fused into its consumers."""
     return lax.optimization_barrier((x,))[0]
 
 
@@ -73,7 +78,7 @@ class ExecutionOrder:
     by two barriers.
 
     Args:
-        token: makes the token of a result in placements; called only if arrays wait for it.
+        token: makes the token of a result in given placements; called only if arrays wait for it.
 
     Attributes:
         num_events: number of results that arrays can wait for.
@@ -85,11 +90,11 @@ class ExecutionOrder:
         self._tokens: list[jax.Array] = []  # the last two tokens, the latest first
 
     def restarted(self) -> ExecutionOrder:
-        """An order of the same tokens without results, for a body of a loop."""
+        """An order with the same tokens function and no results yet, for the body of a loop."""
         return ExecutionOrder(self._token)
 
     def advance(self, result: jax.Array, placements: Placements = ()) -> None:
-        """Arrays that are delayed from here on wait for a result."""
+        """Make arrays that are delayed from here on wait for a result."""
         self.num_events += 1
         self._last = result, placements
 
@@ -102,7 +107,7 @@ class ExecutionOrder:
         return self._tokens[:1]
 
     def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays, none available before all of them and the last event are."""
+        """The arrays, none of them available before all of them and the last event are."""
         latest = self.latest
         if len(self._tokens) < 2:
             return wait_for(arrays, *latest)
@@ -110,7 +115,7 @@ class ExecutionOrder:
 
 
 def updated_args(graph: Graph) -> dict[int, set[int]]:
-    """By gradient, the arguments that it updates.
+    """The arguments that each gradient updates.
 
     A gradient reaches its argument's new value through operators on tensors of that size.
     """
@@ -128,8 +133,8 @@ def updated_args(graph: Graph) -> dict[int, set[int]]:
             if operator.phase != "optimizer":
                 args[tensor.index].add(updated)
                 continue
-            # Of Adam, sizes lead from the new weight through its moments to the gradient, and not
-            # into the norm by which all gradients are clipped.
+            # In Adam, equal sizes lead from the new weight through its moments to the gradient, but
+            # not into the norm that clips all gradients.
             same = [use.tensor for use in operator.operands]
             pending += [t for t in same if graph.tensors[t].size == tensor.size]
     return args
@@ -146,8 +151,8 @@ def run_operator(
     Args:
         arrays: an array for each of ``operator.operands``, one dimension per position.
         shard: the part of the operator's labels that the device has.
-        token: an array before which no zeros are made to scatter into; XLA would make them as the
-            program begins, and keep them.
+        token: an array that must be available before zeros to scatter into are made; otherwise XLA
+            would make them as the program begins, and keep them.
 
     Returns:
         An array for each of ``operator.results``, one dimension per position.
@@ -180,14 +185,15 @@ def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     """An array of the traced program, read from its tensor.
 
     Args:
-        array: the tensor's, one dimension per position; ``None`` for a constant.
-        sizes: for every dimension what it is the product of, on this device.
+        array: the tensor's array, one dimension per position; ``None`` for a constant.
+        sizes: for every dimension its factors, as local sizes on this device.
     """
     shape = [math.prod(dimension) for dimension in sizes]
     if array is None:
         return lax.full(shape, view.value, view.dtype)
-    # Tensor to array: positions in the array's order, repeated where it has none, and then flat. A
-    # device does the same with its local sizes, since a view never mixes factors.
+    # From tensor to array: put the positions in the array's order, repeat where the tensor has
+    # none, then flatten. A device does the same with its local sizes, since a view never mixes
+    # factors.
     positions = [position for dimension in view.positions for position in dimension]
     order = [position for position in positions if position is not None]
     if order != sorted(order):
@@ -207,7 +213,7 @@ ACCUMULATE: Mapping[int, Callable[[Any, Any], Any]] = {
     SUM: jnp.add,
     MAX: jnp.maximum,
     MIN: jnp.minimum,
-    REPLICATED: lambda before, now: now,  # every microbatch has the same
+    REPLICATED: lambda before, now: now,  # the same in every microbatch
 }
 
 
@@ -230,9 +236,9 @@ class MicrobatchLoop:
         for operator, stage in pairs:
             (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
-        # The local shard of the batch is sliced, whatever its placements: see ``MicrobatchSlice``.
-        # Inputs on different numbers of devices are cut at the same examples, hence the multiple,
-        # and so are results, which may be on more devices than any input.
+        # The loop slices the local shard of the batch in any placements: see ``MicrobatchSlice``.
+        # Inputs on different numbers of devices are cut at the same examples, which is why a common
+        # multiple is taken. So are results, which may be on more devices than any input.
         placed = [*((t, table.produced_placements(t)) for t in inputs), *self.returned]
         parts = [self._devices(t, where) for t, where in placed if self.batch_placement(t) >= 0]
         self.batch_shards = math.lcm(*parts)
@@ -243,7 +249,7 @@ class MicrobatchLoop:
         return self.microbatch_split.batch_placements[tensor]
 
     def _sent_in_loop(self) -> set[int]:
-        """The tensors that each microbatch gathers for itself, and all that they are made of."""
+        """The tensors that each microbatch gathers for itself, and all that they are made from."""
         sent = {
             tensor
             for tensor in self.table.reshards
@@ -260,7 +266,7 @@ class MicrobatchLoop:
 
     @property
     def uses_after_loop(self) -> list[PlacedTensor]:
-        """The tensors that are read after the loop, without inputs."""
+        """The tensors that are read after the loop, except inputs."""
         uses = []
         for tensor, reshard in self.table.reshards.items():
             group = self.table.problem.tensor_groups[reshard.group]
@@ -297,8 +303,8 @@ class MicrobatchLoop:
     ) -> dict[int, Copies]:
         """The inputs of a microbatch: slices of the batch, and loop-resident copies.
 
-        An input that is resharded in every microbatch, or whose slice or cast is, depends on the
-        loop index; otherwise XLA would hoist the collectives out of the loop.
+        An input depends on the loop index if it, its slice or its cast is resharded in every
+        microbatch; otherwise XLA would hoist the collectives out of the loop.
         """
         copies_of = {}
         for tensor, copies in before.items():
@@ -344,7 +350,7 @@ class MicrobatchLoop:
                 placement = self.batch_placement(tensor)
                 now = final_copy(tensor, placements)
                 added = ACCUMULATE[placement](before, now)
-                # The carry begins with zeros, which a sum may have; a maximum may be below.
+                # The carry begins with zeros, which suits a sum; a maximum may be below zero.
                 is_extremum = placement in (MAX, MIN)
                 after.append(jnp.where(index == 0, now, added) if is_extremum else added)
             return after, [final_copy(*where) for where in stacked]
@@ -357,7 +363,7 @@ class MicrobatchLoop:
         whole = MicrobatchSlice(0, self.count, self.batch_shards)
         for (tensor, placements), x in zip(stacked, stacks, strict=True):
             position = self.batch_placement(tensor)
-            joined = x[-1]  # a key, which every microbatch has
+            joined = x[-1]  # a key, the same in every microbatch
             if position >= 0:
                 joined = whole.join_batch(x, position, self._devices(tensor, placements))
             copies_of.setdefault(tensor, {})[placements] = joined

@@ -1,4 +1,4 @@
-"""The placements in which every tensor of a plan is produced, read and returned, and the way there.
+"""How every tensor of a plan is placed when produced, read and returned, and how it gets there.
 
 A reshard step is executed inside ``jax.shard_map``: with jaxcoll schedules or with ``jax.lax``.
 """
@@ -6,6 +6,7 @@ A reshard step is executed inside ``jax.shard_map``: with jaxcoll schedules or w
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,23 +21,31 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.ir.placements import (
+    MAX,
+    MIN,
+    REPLICATED,
+    Exchange,
+    MeshShape,
+    Placements,
+    num_shards,
+)
 from tensorstate.keeping import table
 from tensorstate.keeping.base import Keeping
-from tensorstate.problem.node_strategies import Strategy
+from tensorstate.problem.node_strategies import NodeStrategies, Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
+from tensorstate.rules.sharding_rule import Along, LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]
-"""A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""
+"""A schedule by kind of collective, number of the mesh axis and bytes of the larger buffer."""
 
 
 class Collectives(Protocol):
     """An implementation of the collectives."""
 
     def __call__(self, step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
-        """The shard of a device after a step that communicates, from its shard ``x`` before."""
+        """A device's shard after a step that communicates, from its shard ``x`` before it."""
         ...
 
 
@@ -69,9 +78,9 @@ def scheduled_collectives(
 
 
 def lax_collectives(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
-    """Collectives of ``jax.lax``: in the HLO they keep their names."""
+    """Collectives of ``jax.lax``, which keep their names in the HLO."""
     axis, before, after = _step_args(step, mesh)
-    # Those of Booleans, "or" and "and", are those of integers.
+    # For Booleans, the collectives "or" and "and" are done on integers.
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
@@ -92,18 +101,18 @@ def _step_args(step: ReshardStep, mesh: MeshShape) -> tuple[str, int, int]:
 def apply_reshard_step(
     step: ReshardStep, x: jax.Array, mesh: MeshShape, collectives: Collectives
 ) -> jax.Array:
-    """The shard of a device after a reshard step, from its shard before.
+    """A device's shard after a reshard step, from its shard before it.
 
     Args:
-        x: the shard before, with one dimension per position of the tensor.
+        x: the shard before the step, with one dimension per position of the tensor.
     """
     if step.collective is not None and step.collective.is_pairwise:
-        # Into its parts XLA for CPU moves the concatenation and the transposes that make the array,
+        # XLA for CPU moves the concatenation and the transposes that make the array into its parts,
         # and then refuses parts of different layouts.
         x = lax.optimization_barrier(x)
     if step.kind != "slice":
         return collectives(step, x, mesh)
-    # From replicated to sharded: every device keeps its part, and nothing is sent.
+    # From replicated to sharded: every device keeps its part and sends nothing.
     position = step.target[step.axis]
     size = x.shape[position] // mesh.sizes[step.axis]
     start = lax.axis_index(mesh.names[step.axis]) * size
@@ -111,7 +120,7 @@ def apply_reshard_step(
 
 
 def shard_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
-    """The shard of a position (or label) that this device has; the first mesh axis is the major."""
+    """The device's shard of a position (or label); the first mesh axis is the major one."""
     # Axes of 2 and 4 devices that shard one position: device (1, 3) has shard 1 * 4 + 3 of 8.
     index: Any = 0
     for name, size, placement in zip(mesh.names, mesh.sizes, placements, strict=True):
@@ -131,10 +140,10 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
 
 
 def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The all-gathers that replicate a tensor, the minor mesh axis first."""
-    # Shards 0 to 7 of axes (2, 4) on one position: along the minor axis devices with 0 to 3 join
-    # theirs to one block, and those with 4 to 7; along the major one first, 0 and 4 would be
-    # joined.
+    """The all-gathers that replicate a tensor, along the minor mesh axis first."""
+    # Shards 0 to 7 of axes (2, 4) on one position: along the minor axis the devices with shards 0
+    # to 3 join theirs to one block, and those with 4 to 7 do the same. Along the major axis first,
+    # 0 and 4 would be joined.
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:
@@ -165,8 +174,8 @@ class PlacementTable:
     """The placements of all tensors: produced, read, and returned; buckets, and unrolled scans.
 
     Args:
-        buckets: collectives that are joined, where they overlap with compute.
-        unrolled: iterations of a scan in one body there, by the number of its loop.
+        buckets: collectives that are joined, where collectives overlap with compute.
+        unrolled: by number of a loop, the iterations of its scan in one body, where they overlap.
     """
 
     def __init__(
@@ -216,19 +225,40 @@ class PlacementTable:
         indices = {
             k: shard_index(*shard, self.mesh) for k, shard in enumerate(shards) if counts[k] > 1
         }
-        around = () if strategies.ring is None else (strategies.ring.label,)
-        ring = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in around)
+        pairing = strategies.pairing
+        paired = () if pairing is None else (pairing.label,)
+        along = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in paired)
+        ring, exchange = (along, None) if not isinstance(pairing, Exchange) else ((), None)
+        if along and isinstance(pairing, Exchange):
+            exchange = self._along(along[0], pairing, strategies, labels, strategy)
         # Sizes are those of the whole step: with microbatches, operators of the graph have one's.
         split = self.problem.microbatch_split or self.problem.pipeline
         batch = None if split is None else split.labels[number]
         sizes = self.traced.operators[number].sizes
         if microbatch is None or batch is None:
-            return LocalShard(sizes, counts, indices, ring=ring)
+            return LocalShard(sizes, counts, indices, ring=ring, exchange=exchange)
         # A microbatch is a part of each device's part of the batch.
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
-        return LocalShard(sizes, counts, indices, microbatch, batch, ring)
+        return LocalShard(sizes, counts, indices, microbatch, batch, ring, exchange)
+
+    def _along(
+        self,
+        name: str,
+        exchange: Exchange,
+        strategies: NodeStrategies,
+        labels: Sequence[int],
+        strategy: Strategy,
+    ) -> Along:
+        """The axis along which an operator's rows are exchanged, in labels of the operator."""
+        axis = self.mesh.names.index(name)
+        strides = {}
+        for label in exchange.pair:
+            sharding = strategies.sharding_of(label, strategy)
+            inner = zip(self.mesh.sizes[axis + 1 :], sharding[axis + 1 :], strict=True)
+            strides[labels.index(label)] = math.prod(size for size, of in inner if of == label)
+        return Along(name, self.mesh.sizes[axis], strides)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""
@@ -247,7 +277,7 @@ class PlacementTable:
         return self.problem.as_left(tensor, placements)
 
     def local_sizes(self, tensor: int, placements: Placements) -> list[int]:
-        """Local elements of every position, over all microbatches."""
+        """The local elements of every position, over all microbatches."""
         sizes = enumerate(self.traced.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
@@ -294,8 +324,8 @@ class PlacementTable:
         tensor = out.view.tensor
         if tensor is None:
             return replicated
-        # As its argument is given: so that the step's result is the next step's argument, in the
-        # same memory.
+        # The placements of its argument, so that the result of the step is the argument of the next
+        # step, in the same memory.
         if out.updates is not None:
             before = self.input_view(self.graph.inputs[out.updates])
             moved = placements_through_view(
@@ -324,7 +354,7 @@ class PlacementTable:
 
 
 def sizes_through_view(view: View, sizes: Sequence[int]) -> list[list[int]]:
-    """Elements of a view's dimensions by position, of a tensor with these."""
+    """The elements of a view's dimensions by position, for a tensor of the given sizes."""
     return [
         [size if p is None else sizes[p] for p, size in zip(*pair, strict=True)]
         for pair in zip(view.positions, view.sizes, strict=True)
@@ -334,13 +364,13 @@ def sizes_through_view(view: View, sizes: Sequence[int]) -> list[list[int]]:
 def placements_through_view(
     source: View, placements: Placements, target: View
 ) -> Placements | None:
-    """Placements of a second view that shard its array as given placements shard the first."""
+    """The placements of a second view that shard its array as those of the first shard its own."""
     from_positions = [p for dimension in source.positions for p in dimension]
     to_positions = [p for dimension in target.positions for p in dimension]
     if source.sizes != target.sizes or None in to_positions:
         return None
-    # A weight and its new value are two tensors with one array, whose positions may be in another
-    # order: the transposed gradient gives a transposed view.
+    # A weight and its new value are two tensors of one array, whose positions may be in different
+    # orders: the transposed gradient gives a transposed view.
     other = dict(zip(from_positions, to_positions, strict=True))
     moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
     return tuple(placement for placement in moved if placement is not None)
@@ -352,8 +382,8 @@ def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> Pa
         return None
     dimensions = []
     for positions, sizes in zip(view.positions, view.sizes, strict=True):
-        # A device has one block of consecutive elements of a dimension. A minor factor that is
-        # sharded is such a block only where no device has several elements of the major ones.
+        # A device has one block of consecutive elements of a dimension. Sharding a minor factor
+        # gives such a block only if no device has several elements of the major ones.
         names: list[str] = []
         replicated = True  # whether each device has one element of all major factors
         for position, size in zip(positions, sizes, strict=True):

@@ -1,10 +1,10 @@
 """Runs a training step as decided: the factor graph, interpreted inside ``jax.shard_map``.
 
-Every operator runs on the shards that its strategy gives a device; a tensor is resharded by
-collectives. A tensor that is read both in the forward pass and after it has one stored copy, or
-none if its producer reruns.
+Every operator runs on the shards that its strategy gives a device; collectives reshard tensors. A
+tensor that is read both in the forward pass and after it has one stored copy, or none if its
+producer reruns.
 
-Loops of the step itself run as loops where the graph has them as loops (``step_loop``).
+Loops of the step itself run as loops if the graph has them as loops (``step_loop``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.execution.collective_order import in_order
-from tensorstate.execution.executor import LocalExecutor
+from tensorstate.execution.executor import LocalExecutor, holds_copies
 from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,
@@ -61,9 +61,9 @@ class ShardedStep:
     Attributes:
         step: the step on global arrays, with the signature of the traced function; not yet jitted.
         in_shardings, out_shardings: trees of ``NamedSharding``, for ``jax.jit`` and
-            ``jax.device_put``. A result that replaces an argument has its sharding, so that the
-            argument can be donated.
-        donate_argnums: the arguments of which every leaf is replaced by a result.
+            ``jax.device_put``. A result that replaces an argument has the argument's sharding, so
+            that the argument can be donated.
+        donate_argnums: the arguments that results replace in every leaf.
         compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned,
             and on CPU removes barriers that keep collectives from overtaking loops.
         not_expressible: decisions that shardings of arguments and results cannot express, one
@@ -87,8 +87,8 @@ class ShardedStep:
     def jit(self, donate: bool = True) -> JittedStep:
         """The step, jitted with these shardings and options.
 
-        Called with arrays that an earlier call was donated, or with one array donated twice, it
-        raises ``PlanError``.
+        It raises ``PlanError`` if it is called with arrays that were donated to an earlier call, or
+        with one array donated twice.
 
         Args:
             donate: whether ``donate_argnums`` are donated.
@@ -111,20 +111,21 @@ class ShardedStep:
         return JittedStep(jitted, donated, within, self.in_shardings)
 
     def put(self, arguments: Any) -> Any:
-        """The arguments on the devices, as the plan shards them: padded where it pads them.
+        """The arguments on the devices, sharded as planned and padded where the plan pads them.
 
-        Without padding it is ``jax.device_put(arguments, step.in_shardings)``, also for a state
-        that its function made after the plan: one whose structure differs in functions alone.
+        Without padding it is ``jax.device_put(arguments, step.in_shardings)``. It also takes a
+        state whose structure differs from the traced one in functions alone, as one made after the
+        plan.
 
         Args:
-            arguments: those of the step, as a tuple, of their traced shapes; arrays that are padded
-                already, as a state that the step returned, stay as they are.
+            arguments: the arguments of the step as a tuple, in their traced shapes. Arrays that are
+                already padded, as in a state that the step returned, stay as they are.
 
         Raises:
-            PlanError: arguments of another structure; a padded one of another shape.
+            PlanError: the arguments have another structure, or a padded one has another shape.
         """
         arrays = self._padded_leaves(arguments, self.in_shardings, "inputs")
-        # Arrays of the host are padded there, so that no device holds a whole one.
+        # Arrays of the host are padded on the host, so that no device holds a whole one.
         leaves = [
             x
             if array is None or np.shape(x) == array.padded_shape
@@ -137,10 +138,10 @@ class ShardedStep:
     def get(self, results: Any) -> Any:
         """The results of the step in their traced shapes, without the rows that the plan adds.
 
-        They stay on the devices; dimensions that lose rows are not sharded then.
+        They stay on the devices; dimensions that lose rows are then not sharded.
 
         Raises:
-            PlanError: results of another structure; a padded one of another shape.
+            PlanError: the results have another structure, or a padded one has another shape.
         """
         arrays = self._padded_leaves(results, self.out_shardings, "outputs")
         shardings = jax.tree.leaves(self.out_shardings)
@@ -155,7 +156,7 @@ class ShardedStep:
     def _padded_leaves(
         self, tree: Any, like: Any, which: str
     ) -> list[tuple[Any, PaddedArray | None]]:
-        """The leaves of a tree, each with how it is padded."""
+        """The leaves of a tree, each with its padding."""
         what = "arguments" if which == "inputs" else "results"
         leaves = jax.tree.leaves(as_planned(tree, like, what))
         padded = {} if self.padding is None else getattr(self.padding, which)
@@ -173,11 +174,11 @@ class ShardedStep:
     ) -> Callable[..., Any]:
         """The traced function, jitted with the shardings of its arguments and results only.
 
-        XLA decides everything else. A warning names the decisions of the plan that it cannot know.
+        XLA decides everything else. A warning names the decisions of the plan that XLA cannot know.
 
         Args:
             step_fn: the traced function.
-            donate: as for ``jit``.
+            donate: whether ``donate_argnums`` are donated, as in ``jit``.
         """
         checks.flag(donate, "donate", PlanError)
         check_unpadded(self.padding, "the step with shardings of its arguments and results alone")
@@ -196,13 +197,13 @@ class ShardedStep:
 
 
 class JittedStep:
-    """A jitted step (``jax.stages.Wrapped``) that refuses arrays which were donated, by name.
+    """A jitted step (``jax.stages.Wrapped``) that refuses donated arrays and names them.
 
     Args:
         jitted: the step under ``jax.jit``.
         donated: the numbers of its donated arguments.
-        within: the step under ``jax.jit`` inside of another one, as under ``jax.eval_shape``: JAX
-            takes compiler options and donation from the outermost alone.
+        within: the step under ``jax.jit`` for use inside another one, as under ``jax.eval_shape``:
+            JAX takes compiler options and donation from the outermost one alone.
         like: a tree of the structure of its arguments.
     """
 
@@ -218,8 +219,8 @@ class JittedStep:
 
     def __call__(self, *args):
         args = as_planned(args, self.like, "arguments")
-        # Before the call: JAX 0.10 crashes on an array that is gone, or that is donated twice.
-        # Names are sought only where something is refused.
+        # Checked before the call, since JAX 0.10 crashes on an array that is gone or donated twice.
+        # Names are sought only if something is refused.
         leaves = jax.tree.leaves(args)
         if any(isinstance(x, jax_internals.Tracer) for x in leaves):
             return self.within(*args)
@@ -230,18 +231,18 @@ class JittedStep:
         return self.jitted(*args)
 
     def trace(self, *args) -> Any:
-        """As of ``jax.jit``."""
+        """``jax.stages.Wrapped.trace`` of the step."""
         return self.jitted.trace(*as_planned(args, self.like, "arguments"))
 
     def lower(self, *args) -> Any:
-        """As of ``jax.jit``."""
+        """``jax.stages.Wrapped.lower`` of the step."""
         return self.jitted.lower(*as_planned(args, self.like, "arguments"))
 
     def _refuse(self, args: tuple[Any, ...]) -> None:
-        """Refuse arrays that are gone, and one array that is two arguments of which one is donated.
+        """Refuse arrays that are gone, and an array that is two arguments, one of them donated.
 
         Raises:
-            PlanError: naming them.
+            PlanError: an array is refused; the error names its arguments.
         """
         seen: dict[int, Any] = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
@@ -278,24 +279,26 @@ def apply(
     Args:
         problem: graph and mesh.
         decisions: the strategies of all classes.
-        cost: the cost of the decisions, with the reshard plans and how nodes are kept.
-        mesh: devices; its axes are those of the problem.
-        collectives: how tensors are resharded; by default by the schedules of the network.
+        cost: the cost of the decisions, with the reshard plans and the keeping of every node.
+        mesh: the devices; its axes are those of the problem.
+        collectives: how tensors are resharded; by default with the schedules of the network.
         timeline: the schedule that was priced. On devices that overlap, scans are unrolled and
-            collectives joined like its own; XLA joins those of ``jax.lax`` itself.
+            collectives joined as in it; XLA itself joins collectives of ``jax.lax``.
 
     Raises:
-        PlanError: for a mesh of other axes.
+        PlanError: the mesh has other axes.
     """
     check_axes(problem, mesh)
     buckets = () if timeline is None or collectives is lax_collectives else timeline.buckets
     unrolled = None if timeline is None else timeline.unrolled
     table = PlacementTable(problem, decisions, cost, buckets, unrolled)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
+    on_cpu, held = platform == "cpu", holds_copies(table, platform)
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
     def on_device(*leaves):
-        return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
+        here = table, collectives
+        return LocalExecutor(*here, overlap=not on_cpu, holds_copies=held).run(leaves)
 
     if on_cpu:
         on_device = in_order(on_device)
@@ -306,7 +309,7 @@ def apply(
     placed = [NamedSharding(mesh, _explicit_part(spec, mesh)) for spec in in_specs]
 
     def typed(*leaves):
-        """Explicit axes are a part of an array's type, which an argument from a host lacks."""
+        """Explicit axes are part of an array's type, which an argument from a host lacks."""
         return body(*map(jax.sharding.reshard, leaves, placed))
 
     return sharded_step(table, mesh, typed)
@@ -315,14 +318,14 @@ def apply(
 def _mapped(
     graph: Graph, on_device: Callable[..., Any], mesh: jax.sharding.Mesh, in_specs, out_specs
 ) -> Callable[..., Any]:
-    """``jax.shard_map`` of a function of a graph's leaves."""
-    # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also
-    # where the plan returns it replicated.
+    """A function of a graph's leaves under ``jax.shard_map``."""
+    # ``check_vma`` is off because JAX takes a gathered array for one that differs between devices,
+    # even where the plan returns it replicated.
     mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=out_specs, check_vma=False)
     if any(graph.tensors[tensor].size for tensor in graph.inputs):
         return mapped(on_device, in_specs=in_specs)
 
-    # XLA refuses a program of which no operand has elements (JAX 0.12): here is one that has.
+    # XLA refuses a program in which no operand has elements (JAX 0.12), so this adds one that has.
     def beside(one, *leaves):
         results = on_device(*leaves)
         return jax.tree.map(lambda x: lax.optimization_barrier((x, one))[0], results)
@@ -342,11 +345,11 @@ def _explicit_part(spec: PartitionSpec | None, mesh: jax.sharding.Mesh) -> Parti
 def sharded_step(
     table: PlacementTable, mesh: jax.sharding.Mesh, body: Callable[..., Any]
 ) -> ShardedStep:
-    """A function of global leaves as the step of a plan, with its shardings."""
+    """The step of a plan as a function of global leaves, with its shardings."""
     graph, (in_specs, out_specs) = table.graph, partition_specs(table)
 
     def on_mesh(*leaves):
-        # The caller may have set a mesh of other axis types, as ``jax.make_mesh`` gives.
+        # The caller may have set a mesh with other axis types, such as that of ``jax.make_mesh``.
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return body(*leaves)
 
@@ -365,10 +368,10 @@ def sharded_step(
 
 
 def check_unpadded(padding: Padding | None, what: str) -> None:
-    """Refuse padded arguments where the code of the user runs on them.
+    """Refuse padded arguments where the user's code runs on them.
 
     Raises:
-        PlanError: naming the first, with the remedy.
+        PlanError: an argument is padded; the error names the first one and the remedy.
     """
     if padding is not None:
         array = next(iter(padding.inputs.values()))
@@ -380,8 +383,8 @@ def check_unpadded(padding: Padding | None, what: str) -> None:
 
 
 def _unsharded(sharding: NamedSharding, array: PaddedArray) -> NamedSharding:
-    """A sharding without the axes of padded dimensions; replicated if several factors are one."""
-    # The axes do not divide a dimension as traced.
+    """A sharding without the axes of padded dimensions; replicated if one joins several factors."""
+    # The axes do not divide the traced size of a dimension.
     spec = [*sharding.spec, *(None for _ in array.shape[len(sharding.spec) :])]
     sizes = zip(array.shape, array.padded_shape, spec, strict=True)
     kept = [None if n != longer else axes for n, longer, axes in sizes]
@@ -390,10 +393,10 @@ def _unsharded(sharding: NamedSharding, array: PaddedArray) -> NamedSharding:
 
 
 def check_axes(problem: Problem, mesh: jax.sharding.Mesh) -> None:
-    """Refuse a mesh of other axes than the problem's.
+    """Refuse a mesh whose axes differ from the problem's.
 
     Raises:
-        PlanError: naming both.
+        PlanError: the axes differ; the error names both meshes.
     """
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     if dict(mesh.shape) != axes:
@@ -431,10 +434,10 @@ def _on_trees(graph: Graph, body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
-    """Refuse arrays of another shape or dtype; a weak type, as of a Python number, may be another.
+    """Refuse arrays of another shape or dtype, except for weak types such as a Python number's.
 
     Raises:
-        PlanError: naming the argument.
+        PlanError: an array differs; the error names the argument.
     """
     for index, leaf, wanted in zip(
         graph.inputs, leaves, jax.tree.leaves(abstract_args(graph)), strict=True
@@ -458,7 +461,7 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
 
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     """The decisions of a plan that no sharding of an argument or result expresses."""
-    # Shardings of arguments and results say where a step begins and ends. XLA chooses the rest, and
+    # Shardings of arguments and results fix where a step begins and ends. XLA chooses the rest, and
     # does not know how tensors are kept.
     inside = {
         reshard.group
@@ -476,7 +479,7 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     }
     staged = table.problem.pipeline
     kept = ((len(table.kept.nodes(keeping)), keeping) for keeping in keepings.optional())
-    # ``reshard.group`` counts kinds of tensors: those of identical layers are one.
+    # ``reshard.group`` counts kinds of tensors: the tensors of identical layers are one kind.
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
@@ -487,8 +490,8 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
 
 
 def _donatable_args(graph: Graph) -> tuple[int, ...]:
-    """The arguments of which every leaf is replaced by a result."""
-    # Whole arguments, since ``donate_argnums`` names those: of (params, step number) that is one
+    """The arguments that results replace in every leaf."""
+    # Only whole arguments, since ``donate_argnums`` names those. If (params, step number) is one
     # tree, the parameters are donated only if the number is returned too.
     updated = {out.updates for out in graph.outputs}
     donatable, start = [], 0
@@ -504,7 +507,7 @@ def abstract_args(graph: Graph, padded: bool = True) -> tuple[Any, ...]:
     """The arguments of a step as ``jax.ShapeDtypeStruct``.
 
     Args:
-        padded: as they are on the devices; otherwise as the step was traced.
+        padded: whether they have their shapes on the devices, rather than the traced ones.
     """
     leaves = []
     for number, tensor in enumerate(graph.tensors[index] for index in graph.inputs):

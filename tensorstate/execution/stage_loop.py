@@ -1,13 +1,13 @@
 """Scans over layers as pipeline stages: each device runs its own layers on one microbatch a tick.
 
-All devices run the same program. In tick t, the stage at place p of the pipeline has microbatch
-t - p. Before its first and after its last microbatch it runs on values that are not stored.
-Nothing is skipped, since a collective along another mesh axis may take part in every layer.
-Carries are sent by ``jc.ppermute``. The place of a stage is its index on the mesh axis, counted
-from the other end in a reversed scan.
+All devices run the same program. In tick t, the stage at place p of the pipeline has microbatch t -
+p. Before its first and after its last microbatch it runs on values that are not stored. Nothing is
+skipped, since a collective along another mesh axis may take part in every layer. ``jc.ppermute``
+sends the carries. The place of a stage is its index on the mesh axis, counted from the other end in
+a reversed scan.
 
-Arrays with the batch are seen as [..., shards, microbatches, examples, ...], of which a tick reads
-or writes one microbatch in place.
+Arrays with the batch are viewed as [..., shards, microbatches, examples, ...]; a tick reads or
+writes one microbatch of them in place.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class StageRunner(Runner, Protocol):
     table: PlacementTable
 
     def microbatch_body(self, operators: Sequence[Operator]) -> Callable[[MicrobatchSlice], Runner]:
-        """Makes the runners of a body on one microbatch."""
+        """A function that makes the runners of a body on one microbatch."""
         ...
 
     def read_by(self, operators: Sequence[Operator]) -> object:
-        """Copies of what operators read from outside of their loop."""
+        """The copies that operators read from outside their loop."""
         ...
 
     def end_forward(self) -> None:
@@ -54,11 +54,11 @@ class _View(NamedTuple):
     """How an array is cut into microbatches, and a stack into layers.
 
     Attributes:
-        rows: whether its first dimension are the layers of the stage.
+        rows: whether its first dimension is the layers of the stage.
         position: the dimension of the batch, rows not counted; ``None`` without a batch.
-        shards: parts of the batch on this device that are cut one by one.
-        count: number of microbatches, or of those that are held: then each takes the place of the
-            one that many before it.
+        shards: number of parts of the batch on this device that are cut one by one.
+        count: number of microbatches, or of those that are held at once: each then takes the place
+            of the microbatch ``count`` before it.
     """
 
     rows: bool
@@ -110,12 +110,12 @@ class _View(NamedTuple):
 def run_stages(
     runner: StageRunner, number: int, operators: Sequence[Operator]
 ) -> dict[int, jax.Array]:
-    """The tensors that a staged scan leaves behind, as ``step_loop.run_loop`` returns them.
+    """The tensors that a staged scan produces, as ``step_loop.run_loop`` returns them.
 
     Args:
         runner: runs the operators around the scan.
-        number: of the scan.
-        operators: all of the scan's, inner loops included.
+        number: the number of the scan.
+        operators: all operators of the scan, inner loops included.
     """
     scan = _Scan(runner, number, operators)
     scan.begin(scan.batch_shards())
@@ -133,11 +133,11 @@ def run_stages(
 
 
 def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[int, jax.Array]:
-    """The tensors that both scans of 1F1B and the operators between them leave behind.
+    """The tensors that both scans of 1F1B and the operators between them produce.
 
     Args:
         runner: runs the operators around the scans.
-        operators: those of both scans, inner loops included, and those between them.
+        operators: the operators of both scans, inner loops included, and those between them.
     """
     return _Interleaved(runner, operators).run()
 
@@ -161,12 +161,13 @@ class _Interleaved:
             for loop in staged.in_order
         )
         self.forward, self.backward = forward, backward
-        # One number for both scans and all between: a microbatch is the same examples everywhere.
+        # One number for both scans and everything between: a microbatch is the same examples
+        # everywhere.
         counts = forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner)
         shards = math.lcm(*counts)
         forward.begin(shards)
-        # Reads of the forward pass come first: it saves the copies that the backward pass starts
-        # from.
+        # The reads of the forward pass come first: they save the copies that the backward pass
+        # starts from.
         runner.read_by([o for o in self.inside if o.phase == "forward"])
         runner.end_forward()
         self.given = {
@@ -197,8 +198,9 @@ class _Interleaved:
         """One microbatch forward, one through the head, and one backward."""
         forward, backward = self.forward, self.backward
         (received, *kept), sums, (received_back, *kept_back), streams = state
-        # Stage p has microbatch t - p forward. Backward, at place q = stages - 1 - p, it has t -
-        # (stages - 1) - q: the last stage takes back the microbatch that it has just taken forward.
+        # Stage p has microbatch t - p forward. Backward, at place q = stages - 1 - p, it has
+        # microbatch t - (stages - 1) - q: the last stage takes back the microbatch it has just
+        # taken forward.
         first = now - (self.staged.stages - 1)  # the microbatch that leaves the last stage
         entered: dict[int, jax.Array] = {}
         if has_forward:
@@ -210,9 +212,8 @@ class _Interleaved:
                 entered, sums = self.head(backward.turn(first, 0), leaving, sums)
         if has_backward:
             turn = backward.turn(first)
-            # Residuals are read from the stacks as this tick's forward part has left them. They
-            # have room for 2 * stages - 1 microbatches at most, which is the longest that any
-            # waits.
+            # Residuals are read from the stacks as this tick's forward part has left them. The
+            # stacks hold at most 2 * stages - 1 microbatches, the longest that any of them waits.
             rows = [
                 kept[-1][self.held[o.index]] if o.index in self.held else x
                 for o, x in zip(backward.rows, backward.given, strict=True)
@@ -224,7 +225,7 @@ class _Interleaved:
         return ((received, *kept), sums, (received_back, *kept_back), streams), None
 
     def run(self) -> dict[int, jax.Array]:
-        """Run all ticks: those that begin, those of both parts, those that end."""
+        """Run all ticks: forward parts only, then both parts, then backward parts only."""
         staged, exits, backward = self.staged, self.exits, self.backward
         tensors = [self.graph.tensors[o.operands[0].tensor] for o in exits]
         sizes = [_local_sizes(self.runner, o) for o in exits]
@@ -249,7 +250,7 @@ def _staged(runner: StageRunner) -> PipelineStages:
 
 
 def _shards_of(operators: Sequence[Operator], runner: StageRunner) -> int:
-    """Shards of the batch, of each of which a microbatch takes its part."""
+    """The number of shards of the batch; a microbatch takes its part of each."""
     table, staged = runner.table, _staged(runner)
     counts = [1]
     for operator in operators:
@@ -265,7 +266,7 @@ def _shards_of(operators: Sequence[Operator], runner: StageRunner) -> int:
 
 
 def _local_sizes(runner: StageRunner, operator: Operator) -> list[int]:
-    """The sizes here of the operand of a boundary operator, one per label."""
+    """The local sizes of the operand of a boundary operator, one per label."""
     shard = runner.shard(operator)
     return [shard.local_size(k) for dimension in operator.eqn.input_labels[0] for k in dimension]
 
@@ -274,7 +275,7 @@ class _Turn(NamedTuple):
     """The microbatch that a stage has in a tick.
 
     Attributes:
-        at: its number, of the nearest one where there is none.
+        at: its number, or that of the nearest one if there is none.
         is_real: whether there is one.
         microbatch: the part of the batch.
     """
@@ -288,10 +289,10 @@ class _Scan:
     """One staged scan.
 
     Attributes:
-        sent: places of the carries that go from stage to stage, among all carries.
-        summed: places of those that are sums over layers and microbatches.
+        sent: the places, among all carries, of those that go from stage to stage.
+        summed: the places of those that are sums over layers and microbatches.
         streams: the initial carries that are sent, opened; or zeros that their last values replace.
-        given: the stacks of which it reads rows, opened; ``None`` for residuals of 1F1B.
+        given: the stacks whose rows it reads, opened; ``None`` for residuals of 1F1B.
     """
 
     def __init__(self, runner: StageRunner, number: int, operators: Sequence[Operator]):
@@ -310,7 +311,7 @@ class _Scan:
         self.sent = [k for k, kind in enumerate(kinds) if kind != SUM]
         self.summed = [k for k, kind in enumerate(kinds) if kind == SUM]
         self.is_held = staged.held_tensors.__contains__
-        # Backward the last layers come first: they are on the device that has them forward.
+        # In the backward pass the last layers come first, on the device that has them forward.
         index = lax.axis_index(staged.axis)
         self.place = staged.stages - 1 - index if self.loop.reverse else index
 
@@ -318,7 +319,7 @@ class _Scan:
         """Read all that is known before the first tick.
 
         Args:
-            batch_shards: shards of the batch, of each of which a microbatch takes its part.
+            batch_shards: number of shards of the batch; a microbatch takes its part of each.
             entered: carries whose initial value comes microbatch by microbatch.
         """
         runner, self.shards = self.runner, batch_shards
@@ -336,7 +337,7 @@ class _Scan:
         ]
         self.start = runner.microbatch_body(self.inside)
         self.streams = [self._view(self.enter[k]).open(initial[k]) for k in self.sent]
-        # Stages add their own layers' terms: all but the first begin with zero.
+        # Stages add the terms of their own layers, so all but the first begin with zero.
         sums = [initial[k] for k in self.summed]
         self.firsts = [jnp.where(self.place == 0, x, jnp.zeros_like(x)) for x in sums]
 
@@ -347,7 +348,7 @@ class _Scan:
             for k, x in zip(self.sent, self.streams, strict=True)
         ]
         stacks = []
-        for operator in self.stacks:  # before their first rows
+        for operator in self.stacks:  # zeros before their first rows
             view, tensor = self._view(operator), operator.results[0].tensor
             sizes = [self.num_layers, *_local_sizes(self.runner, operator)]
             if view.position is not None:
@@ -360,7 +361,7 @@ class _Scan:
     # ------------------------------------------------------------------ a tick
 
     def turn(self, tick: Any, place: Any = None) -> _Turn:
-        """The microbatch at a place, by default this stage's, if the first place has ``tick``."""
+        """The microbatch at a place of the pipeline, by default this stage's, in a tick."""
         count = self.staged.microbatches
         now = tick - (self.place if place is None else place)
         at = jnp.clip(now, 0, count - 1)
@@ -369,7 +370,7 @@ class _Scan:
     def entering(
         self, turn: _Turn, streams, received, entered: Mapping[int, jax.Array]
     ) -> list[jax.Array]:
-        """The carries that the stage begins with: ``entered``, of the stream, or received."""
+        """The carries that the stage begins with: ``entered``, from the stream, or received."""
         firsts = [
             entered[k] if k in entered else view.take(x, 0, turn.at)
             for k, view, x in zip(self.sent, self._views(), streams, strict=True)
@@ -390,7 +391,7 @@ class _Scan:
             for k, operator in enumerate(self.enter):
                 body.enter(operator, carry[k])
             for operator, x in zip(self.rows, rows, strict=True):
-                # Of a stage of one layer the row is the same in every tick, and XLA would gather it
+                # In a stage of one layer the row is the same in every tick. XLA would gather it
                 # once, before all ticks, and keep it.
                 is_sent = self.runner.table.is_sent(operator.results[0].tensor)
                 body.enter(operator, wait_for([x], at)[0] if is_sent else x)
@@ -408,13 +409,13 @@ class _Scan:
         (leaving, added, made), _ = lax.scan(
             layer, (entering, sums, made), jnp.arange(self.num_layers), reverse=self.loop.reverse
         )
-        # A tick without a microbatch leaves them as they are.
+        # A tick without a microbatch leaves the sums as they are.
         sums = [jnp.where(turn.is_real, new, old) for new, old in zip(added, sums, strict=True)]
         return leaving, sums, made
 
     def stored(self, turn: _Turn, streams, leaving) -> list[jax.Array]:
         """The streams with what leaves the last stage."""
-        # In the place of the initial carry, which only the first stage reads.
+        # It takes the place of the initial carry, which only the first stage reads.
         is_end = turn.is_real & (self.place == self.staged.stages - 1)
         return [
             view.put(x, jnp.where(is_end, y, view.take(x, 0, turn.at)), 0, turn.at)
@@ -424,7 +425,7 @@ class _Scan:
     def _stored_row(
         self, operator: Operator, x: jax.Array, new: jax.Array, row: Any, turn: _Turn
     ) -> jax.Array:
-        """A stack with the row of a layer and a microbatch: added to it, or in its place."""
+        """A stack in which the row of a layer and a microbatch is added to or replaced."""
         view = self._view(operator)
         old = view.take(x, row, turn.at)
         new = new.reshape(old.shape)
@@ -433,7 +434,7 @@ class _Scan:
 
     def send(self, leaving: Sequence[jax.Array]) -> list[jax.Array]:
         """The carries that the previous stage sends."""
-        # Not from the last to the first: a new microbatch begins there.
+        # Nothing goes from the last stage to the first, where a new microbatch begins.
         pairs = [(s, s + 1) for s in range(self.staged.stages - 1)]
         if self.loop.reverse:
             pairs = [(target, source) for source, target in pairs]
@@ -460,7 +461,7 @@ class _Scan:
         return {o.results[0].tensor: boundary_result(self.runner, o, x) for o, x in pairs}
 
     def last(self, x: jax.Array) -> jax.Array:
-        """A carry after the last stage as a term of a sum over all stages."""
+        """A carry after the last stage, as a term of a sum over all stages."""
         return jnp.where(self.place == self.staged.stages - 1, x, jnp.zeros_like(x))
 
     # ------------------------------------------------------------------ the batch
@@ -470,7 +471,7 @@ class _Scan:
         return [self._view(self.enter[k]) for k in self.sent]
 
     def _view(self, operator: Operator) -> _View:
-        """The view of what crosses the boundary at an operator, outside of the scan."""
+        """The view, outside the scan, of what crosses the boundary at an operator."""
         rows = operator.primitive in ("scan_row", "scan_stack")
         label, count = self.staged.labels[operator.index], self.staged.microbatches
         if label is None:
@@ -484,7 +485,7 @@ class _Scan:
         return _View(rows, flat.index(label), self.shards // devices, count)
 
     def batch_shards(self) -> int:
-        """Shards of the batch, of each of which a microbatch takes its part."""
+        """The number of shards of the batch; a microbatch takes its part of each."""
         boundary = (*self.enter, *self.rows, *self.stacks)
         return math.lcm(
             *(_shards_of([o], self.runner) for o in boundary), _shards_of(self.inside, self.runner)
@@ -492,7 +493,7 @@ class _Scan:
 
 
 def _permuted(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """An array of the previous stage; random keys as their data."""
+    """An array of the previous stage; random keys are sent as their data."""
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jc.ppermute(x, axis, pairs)
     sent = jc.ppermute(jax.random.key_data(x), axis, pairs)

@@ -1,11 +1,11 @@
 """Loops of the step itself, run as loops.
 
-The body of a loop is traced once, whatever its length. Arrays that it reads from outside are in the
-placements that it requires before the loop begins. A carry, a row and a stack have one dimension
-per label, in the order of the traced program, so that both ends of a carry are one array.
+The body of a loop is traced once, however long the loop is. Arrays that it reads from outside are
+put into the placements that it requires before the loop begins. A carry, a row and a stack have one
+dimension per label, in the order of the traced program, so that both ends of a carry are one array.
 
-Of two loops of which the later mirrors the earlier, the earlier stacks the tensors of its body that
-the later one reads and does not rebuild.
+If a later loop mirrors an earlier one, the earlier loop stacks those tensors of its body that the
+later one reads and does not rebuild.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorstate.rules.sharding_rule import LocalShard
 
 
 class Runner(Protocol):
-    """Runs operators: of the step, or of one iteration of a body."""
+    """Runs the operators of the step, or of one iteration of a body."""
 
     def run_operators(self, operators: Sequence[Operator]) -> None:
         """Run operators in order."""
@@ -41,14 +41,14 @@ class Runner(Protocol):
         ...
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], Runner]:
-        """Makes the runners of a body, for which all that it reads from outside is known."""
+        """A function that makes the runners of a body; all outside tensors it reads are known."""
         ...
 
     def enter(self, operator: Operator, x: Any, again: bool = False) -> None:
         """Store what a boundary operator passes into the body, or did in the mirrored iteration."""
         ...
 
-    stacks: dict[int, Any]  # of tensors of bodies that loops mirror, by tensor
+    stacks: dict[int, Any]  # by tensor, the stacks for loops that mirror its body
     mirrored: MirroredReads
 
     def saved_copy(self, tensor: int) -> Any:
@@ -56,21 +56,21 @@ class Runner(Protocol):
         ...
 
     def restore(self, tensor: int, x: Any) -> None:
-        """Store the copy of a tensor that the iteration which is mirrored has saved."""
+        """Store the copy of a tensor that the mirrored iteration has saved."""
         ...
 
     def in_turn(self, arrays: list[Any]) -> list[Any]:
-        """The operands of a loop, available once all that comes before it is done."""
+        """The operands of a loop, available once everything before the loop is done."""
         ...
 
 
 def by_loop(
     operators: Sequence[Operator], depth: int
 ) -> Iterator[tuple[int | None, list[Operator]]]:
-    """Operators in order, those of one loop together, with its number.
+    """Operators in order, grouped by loop, each group with the number of its loop.
 
     Args:
-        depth: loops around them all.
+        depth: number of loops around them all.
     """
 
     def loop_of(operator: Operator) -> int | None:
@@ -80,21 +80,21 @@ def by_loop(
         yield number, list(group)
 
 
-# The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are the
-# operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows are
-# also the tensors that the other has stacked, and the rows that second runs read. All that the
-# body reads from outside is resharded once, by ``runner.body``, and not in every iteration. Of a
-# ``while_loop`` both functions run the operators that stand before the condition, since XLA gives
-# the body no result of the condition.
+# The loop of the program becomes ``lax.scan`` or ``lax.while_loop`` again, on shards. Its carry is
+# the operands of "carry_in", and its rows are those of "scan_row". If the loop mirrors another, its
+# rows are also the tensors that the other has stacked, and the rows that second runs read.
+# ``runner.body`` reshards all that the body reads from outside once, instead of in every iteration.
+# Both functions of a ``while_loop`` run the operators before the condition, since XLA gives the
+# body no result of the condition.
 def run_loop(
     runner: Runner, graph: Graph, number: int, operators: Sequence[Operator], unroll: int = 1
 ) -> dict[int, Any]:
-    """The tensors that a loop leaves behind, one dimension per position.
+    """The tensors that a loop produces, one dimension per position.
 
     Args:
         runner: runs the operators around the loop.
-        operators: all of the loop's, inner loops included.
-        unroll: iterations of a scan in one body, where collectives of one hide under another.
+        operators: all operators of the loop, inner loops included.
+        unroll: iterations of a scan in one body, so that collectives of one hide under another.
     """
     loop = graph.loops[number]
     mine = [o for o in operators if o.loops[-1] == number and o.primitive in LOOP_BOUNDARY]
@@ -148,16 +148,17 @@ def run_loop(
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
 
 
-# Of a forward scan of 12 layers that saves t1 and reruns t2 = tanh(t1), the scan of the
-# backward pass has the stack of t1 among its rows, and runs tanh in every iteration. Only what it
-# reads is stacked: JAX's own residuals would be stacked whatever the search decides.
+# Example: a forward scan of 12 layers saves t1 and reruns t2 = tanh(t1). The scan of the backward
+# pass has the stack of t1 among its rows, and runs tanh in every iteration. Only what it reads is
+# stacked; JAX's own residuals would be stacked whatever the search decides.
 
 
 class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
-    """By loop the tensors that it reads of the body that it mirrors, and operators that rerun.
+    """By loop, the tensors of the mirrored body that it reads, and the operators that rerun.
 
-    A loop may mirror none, and ``None``, for no loop, reads nothing. Each is sought once: a loop
-    saves the tensors that the one which mirrors it reads.
+    A loop that mirrors none reads nothing, and neither does ``None``, which stands for no loop.
+    Each
+    entry is computed once: a loop saves the tensors that the loop mirroring it reads.
 
     Args:
         reruns: whether an operator of a body reruns in the loop that mirrors it.
@@ -216,17 +217,18 @@ def flat_operand(runner: Runner, operator: Operator, again: bool = False) -> Any
 
 
 def stacked(x: Any, operator: Operator) -> Any:
-    """A stack of rows with one leading dimension, which no device has a part of."""
+    """A stack of rows with one leading dimension, which is not sharded."""
     labels = operator.eqn.input_labels[0]
     open_sums = x.ndim - sum(map(len, labels))
     before, inside = x.shape[:open_sums], x.shape[open_sums + len(labels[0]) :]
-    # Not -1: of rows without elements, as residuals of associative_scan are, it cannot be told.
+    # The size is not -1, which cannot be inferred for rows without elements, such as the residuals
+    # of associative_scan.
     rows = math.prod(x.shape[open_sums : open_sums + len(labels[0])])
     return jnp.moveaxis(x.reshape(*before, rows, *inside), open_sums, 0)
 
 
 def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:
-    """The tensor that a boundary operator leaves behind, from its carry or its stacked rows."""
+    """The tensor that a boundary operator produces, from its carry or its stacked rows."""
     shard, labels = runner.shard(operator), operator.eqn.output_labels[0]
     sizes = [shard.local_size(k) for dimension in labels for k in dimension]
     if operator.primitive != "scan_stack":

@@ -1,10 +1,11 @@
 """A plan as rules: which mesh axes shard which named dimensions, or which parameters by path.
 
-Code bases with sharding rules of their own name the dimensions of their parameters ("embed",
-"mlp", "heads") and map every name to mesh axes once, for the whole model: Flax's
-``nn.logical_axis_rules`` and metadata of ``nnx``, MaxText's ``logical_axis_rules``. A plan may
-shard one name along different mesh axes in different places. Then those of the most bytes become
-the rule, and the loss is counted: the best plan under the rules, against the plan.
+Code bases with their own sharding rules name the dimensions of their parameters ("embed", "mlp",
+"heads") and map every name to mesh axes once, for the whole model: Flax's ``nn.logical_axis_rules``
+and the metadata of ``nnx``, MaxText's ``logical_axis_rules``. A plan may shard one name along
+different mesh axes in different places. Then the axes that shard the most
+bytes become the rule, and the loss is given: the cost of the best plan under the rules, against
+that of the plan.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class AxisRules:
     """Rules for named dimensions; ``print(rules)`` shows them and their loss.
 
     Attributes:
-        rules: names with the mesh axes that shard them, those of most bytes first. If two
+        rules: names with the mesh axes that shard them, names with the most bytes first. If two
             dimensions of an array claim an axis, the earlier rule gets it, as in Flax.
         specs: the sharding of every argument with names, by path, under the rules.
-        otherwise: arguments that the plan shards otherwise, by path, with the plan's sharding.
+        otherwise: arguments that the plan shards differently, by path, with the plan's sharding.
         planned, cost: costs of the plan, and of the best plan under the rules.
     """
 
@@ -55,7 +56,7 @@ class AxisRules:
 
     @property
     def flax(self) -> tuple[tuple[str, Any], ...]:
-        """As ``flax.linen.logical_axis_rules`` and the metadata of ``flax.nnx`` take them."""
+        """The rules in the form of ``flax.linen.logical_axis_rules`` and ``flax.nnx`` metadata."""
         return tuple((name, _one(axes)) for name, axes in self.rules)
 
     @property
@@ -66,7 +67,7 @@ class AxisRules:
 
     @property
     def loss(self) -> float:
-        """Time of the best plan under the rules, over that of the plan."""
+        """The time of the best plan under the rules, divided by that of the plan."""
         return self.cost.timeline().seconds / max(self.planned.timeline().seconds, 1e-300)
 
     def __str__(self) -> str:
@@ -91,7 +92,7 @@ def axis_rules(
         names: a tree with the names of every parameter's dimensions, see ``Plan.rules``.
 
     Raises:
-        PlanError: names that fit no argument, or a padded plan.
+        PlanError: the names fit no argument, or the plan is padded.
     """
     check_unpadded(problem.traced.padding, "code with logical axis rules")
     named = _named_inputs(problem, names)
@@ -111,12 +112,12 @@ def axis_rules(
 
 
 def path_rules(problem: Problem, result: SearchResult) -> dict[str, PartitionSpec]:
-    """The sharding of every argument by patterns of paths, ``*`` for the number of a layer.
+    """The sharding of every argument by patterns of paths, with ``*`` for the number of a layer.
 
-    Arguments that the pattern of their layers does not fit stand by themselves, before it.
+    Arguments that do not fit the pattern of their layers have their own entries, before it.
 
     Raises:
-        PlanError: a padded plan.
+        PlanError: the plan is padded.
     """
     check_unpadded(problem.traced.padding, "code with shardings by path")
     table = PlacementTable(problem, result.decisions, result.cost)
@@ -138,7 +139,7 @@ def path_rules(problem: Problem, result: SearchResult) -> dict[str, PartitionSpe
 
 
 def _named_inputs(problem: Problem, names: Any) -> list[tuple[Tensor, Names]]:
-    """The arguments with names of their dimensions: those whose path ends in one of the tree."""
+    """The arguments whose path ends in a path of the tree, with the names of their dimensions."""
     leaves = jax.tree.leaves_with_path(names, is_leaf=_is_names)
     by_path = {}
     for path, given in leaves:
@@ -153,8 +154,7 @@ def _named_inputs(problem: Problem, names: Any) -> list[tuple[Tensor, Names]]:
     for index in problem.graph.inputs:
         tensor = problem.graph.tensors[index]
         name = tensor.name.removesuffix("/value")
-        # So one tree of names is also that of the optimizer's moments: ``state/mu/up`` ends in
-        # ``up``.
+        # So one tree of names also serves the optimizer's moments: ``state/mu/up`` ends in ``up``.
         ends = [path for path in by_path if path and f"/{name}".endswith(f"/{path}")]
         if not ends:
             continue
@@ -187,9 +187,9 @@ def _is_names(given: Any) -> bool:
 def _rules(
     named: Sequence[tuple[Tensor, Names]], planned: Mapping[int, PartitionSpec]
 ) -> tuple[tuple[str, Axes], ...]:
-    """For every name the axes by which the plan shards most of its bytes."""
-    # Bytes vote, since they are what a wrong sharding costs: "embed" of one large table outweighs
-    # that of many biases.
+    """For every name, the axes along which the plan shards most of its bytes."""
+    # Names vote by bytes, which determine the cost of a wrong sharding: "embed" of one large table
+    # outweighs "embed" of many biases.
     votes: dict[str, dict[Axes, int]] = defaultdict(lambda: defaultdict(int))
     for tensor, names in named:
         for name, axes in zip(names, _padded(planned[tensor.index], tensor), strict=False):
@@ -203,7 +203,7 @@ def _rules(
 def _spec(
     tensor: Tensor, names: Names, rules: Mapping[str, Axes], problem: Problem
 ) -> PartitionSpec:
-    """The sharding of an array under rules, as Flax finds it: an axis goes to the first rule."""
+    """The sharding of an array under rules as Flax finds it: an axis goes to the first rule."""
     dims = tensor.array_dims or ()
     sharded: dict[int, Axes] = {}
     used: set[str] = set()
@@ -241,11 +241,12 @@ def _best_under(
         of_class = [problem.graph.nodes[n].tensor for n in problem.graph.node_classes[class_id]]
         wanted = {pinned[t] for t in of_class if t is not None and t in pinned}
         for strategy in problem.strategies[class_id].all:
-            # Identical arguments have one strategy; rules that part them keep the first.
+            # Identical arguments have one strategy; if rules tell them apart, it follows one of the
+            # rules.
             if not wanted or strategy == min(wanted):
                 yield strategy
 
-    # Without the memory limit: rules that exceed it are shown with their memory.
+    # The memory limit is ignored: rules that exceed it are shown with their memory.
     candidates = [tuple(allowed(k)) for k in range(len(problem.strategies))]
     free = dataclasses.replace(options.linear, memory_limit=None)
     return solver.solve(problem, candidates, free).cost

@@ -7,20 +7,20 @@ operators are left to XLA's partitioner, whose operands and results have the pla
 Where the partitioner would run something else there is an *island*, a small ``jax.shard_map``
 around one reshard or one operator:
 
-- A reshard is one collective of ``jax.lax``. As a constraint, XLA for CPU makes an all-reduce of
-  every reduce-scatter, of equal bytes and twice the time, and of a reshard between two axes
-  whatever it finds.
+- A reshard is one collective of ``jax.lax``. Given a constraint instead, XLA for CPU turns every
+  reduce-scatter into an all-reduce of equal bytes and twice the time, and a reshard between two
+  axes into whatever it finds.
 - A partial sum has no sharding. It is a global array with one leading dimension per mesh axis on
   which it is open, sharded along that axis: every device has its own term. Operators that make or
-  read open sums run on the terms. As a constraint, a sum that stays open through several operators
-  is completed before the first of them.
+  read open sums run on the terms. With constraints, a sum that stays open through several operators
+  would be completed before the first of them.
 - An operator that needs the dimensions of the traced program (a gather, a sort, random bits, a
-  declared kernel) runs on shards as in ``Plan.apply``, where the partitioner gathers its operands.
+  declared kernel) runs on shards as in ``Plan.apply``; the partitioner would gather its operands.
 
-Under Explicit axes the sharding of every array is a part of its type: with reshards in place of
-constraints, and every operator inside ``jax.sharding.auto_axes``, whose operands and results have
-the shardings of the plan by type. So the partitioner chooses inside of an operator only, where
-constraints leave it what is between.
+Under Explicit axes the sharding of every array is part of its type. Reshards then take the place of
+constraints, and every operator runs inside ``jax.sharding.auto_axes``, with operands and results
+whose types have the shardings of the plan. So the partitioner chooses only inside an operator,
+whereas with constraints it also chooses what lies between them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.executor import LocalExecutor
+from tensorstate.execution.executor import LocalExecutor, holds_copies
 from tensorstate.execution.microbatch_loop import (
     ExecutionOrder,
     completion_scalar,
@@ -67,8 +67,8 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
     """The step of a problem, constrained as decided.
 
     Raises:
-        PlanError: a plan in microbatches, whose slices of every shard no constraint expresses, or
-            in pipeline stages.
+        PlanError: the plan has microbatches, and no constraint expresses slices of every shard; or
+            it has pipeline stages.
     """
     return _on_whole_arrays(problem, decisions, cost, mesh, AxisType.Auto)
 
@@ -88,22 +88,24 @@ def _on_whole_arrays(
         )
     table = PlacementTable(problem, decisions, cost)
     executor = ExplicitExecutor if kind == AxisType.Explicit else GlobalExecutor
-    # Constraints are for Auto axes and types for Explicit ones, whatever those of the given mesh.
+    # Constraints need Auto axes and types need Explicit ones, whichever the given mesh has.
     kinds = (kind,) * len(mesh.axis_names)
     devices = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-    return sharded_step(table, devices, lambda *leaves: executor(table, devices).run(leaves))
+    held = holds_copies(table, mesh.devices.flat[0].platform)
+    return sharded_step(table, devices, lambda *leaves: executor(table, devices, held).run(leaves))
 
 
 class GlobalExecutor(LocalExecutor):
     """Traces the execution on global arrays, with one dimension per position of a tensor.
 
-    Before these, an array has a dimension per mesh axis on which its sums are open.
+    An array has these after one leading dimension per mesh axis on which its sums are open.
     """
 
-    def __init__(self, table: PlacementTable, mesh: Mesh):
-        super().__init__(table, lax_collectives, overlap=mesh.devices.flat[0].platform != "cpu")
+    def __init__(self, table: PlacementTable, mesh: Mesh, holds_copies: bool = True):
+        overlap = mesh.devices.flat[0].platform != "cpu"
+        super().__init__(table, lax_collectives, overlap, holds_copies=holds_copies)
         self.devices, self.order = mesh, ExecutionOrder(self.token)
-        # Placements of an array of one element per device, with a dimension per mesh axis.
+        # The placements of an array of one element per device, with a dimension per mesh axis.
         self.by_device: Placements = tuple(range(len(mesh.axis_names)))
 
     def spec(self, placements: Placements, positions: int) -> PartitionSpec:
@@ -118,7 +120,7 @@ class GlobalExecutor(LocalExecutor):
         )
 
     def constrain(self, x: jax.Array, placements: Placements) -> jax.Array:
-        """An array in placements."""
+        """An array, constrained to placements."""
         if not x.ndim:
             return x
         spec = self.spec(placements, x.ndim - num_open(placements))
@@ -134,13 +136,13 @@ class GlobalExecutor(LocalExecutor):
         """The results of a function that every device runs on its own shards and terms.
 
         Args:
-            run: of the local arrays, one dimension per position.
+            run: takes and returns local arrays, one dimension per position.
             given: placements of the arrays.
             made: placements and number of positions of the results.
         """
 
         # An open sum of [batch, width] on "data" of 4 devices is [4, batch, width] outside, sharded
-        # along the 4, and on a device one term: [1, batch, width], which ``run`` sees without the
+        # along the 4. On a device it is one term, [1, batch, width], which ``run`` sees without the
         # 1.
         def on_device(*local):
             terms = (x.reshape(x.shape[num_open(p) :]) for x, p in zip(local, given, strict=True))
@@ -160,8 +162,9 @@ class GlobalExecutor(LocalExecutor):
 
     def token(self, x: jax.Array, placements: Placements) -> jax.Array:
         """One element of every device's shard; one of the whole array would be sent to all."""
-        # The whole array as token would live until all barriers that take it have executed, and be
-        # lost where only they take it: of an open sum that is [1, ...] here, XLA reads the [...].
+        # If the whole array were the token, it would live until all barriers that take it have
+        # executed, and
+        # be lost if only they take it: of an open sum, [1, ...] here, XLA reads the [...].
         axes = len(self.by_device)
 
         def run(local):
@@ -194,8 +197,9 @@ class GlobalExecutor(LocalExecutor):
     def results_of(
         self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """The results of an operator, on a dimension per factor where it can run so."""
-        # Again: a barrier's result has no sharding of its own, and would take a later reader's.
+        """The results of an operator, with one dimension per factor if it can run so."""
+        # Constrained again: a barrier's result has no sharding of its own, and would take that of a
+        # later reader.
         arrays = [
             self.constrain(x, self.table.read_placements(operator.index, k))
             for k, x in enumerate(arrays)
@@ -211,14 +215,14 @@ class GlobalExecutor(LocalExecutor):
             self.table.read_placements(operator.index, k) for k in range(len(operator.operands))
         ]
         made = [self.table.produced_placements(use.tensor) for use in operator.results]
-        # Terms of open sums are one more dimension to the partitioner: these operators run on
-        # shards.
+        # To the partitioner the terms of open sums are one more dimension, so these operators run
+        # on shards.
         if not any(map(num_open, (*given, *made))):
             results = self.on_whole_arrays(operator, arrays)
             if results is not None:
                 return results
 
-        def run(*local):  # inside of the island a device has its shard, as in ``LocalExecutor``
+        def run(*local):  # inside the island a device has its shard, as in ``LocalExecutor``
             shards, tokens = local[: len(arrays)], local[len(arrays) :]
             return run_operator(operator, shards, LocalExecutor.shard(self, operator), *tokens)
 
@@ -229,9 +233,10 @@ class GlobalExecutor(LocalExecutor):
     def on_whole_arrays(
         self, operator: Operator, arrays: Sequence[jax.Array]
     ) -> list[jax.Array] | None:
-        """The results of an operator that the partitioner shards; ``None`` where it cannot."""
-        # XLA fuses the update of a weight, and writes it over the weight if all of the fusion is
-        # elementwise. With a reshape to factors in it, weights were copied as the step began.
+        """The results of an operator that the partitioner shards; ``None`` if it cannot."""
+        # XLA fuses the update of a weight, and writes it over the weight if the whole fusion is
+        # elementwise. When it had a reshape to factors in it, weights were copied as the step
+        # began.
         if is_elementwise(operator) and self.has_specs(operator):
             return run_operator(operator, arrays, LocalShard.full(operator.sizes))
         return run_on_factors(operator, arrays)
@@ -252,16 +257,16 @@ class GlobalExecutor(LocalExecutor):
             super().write(tensor, made, ready_at, in_forward)
 
     def named(self, tensor: int):
-        """The scope of a tensor's collectives, by whose name ``Plan.check`` finds them."""
+        """The scope of a tensor's collectives, whose name ``Plan.check`` finds them by."""
         return jax.named_scope(tensor_scope(self.graph.tensors[tensor].name))
 
     def reshard_when_ready(self, tensor: int, *args, **kwargs) -> None:
-        """As inherited, in the scope of the tensor."""
+        """Run the inherited method in the scope of the tensor."""
         with self.named(tensor):
             super().reshard_when_ready(tensor, *args, **kwargs)
 
     def reshard_step(self, step: ReshardStep, x: jax.Array) -> jax.Array:
-        """As inherited, an island."""
+        """Run the inherited method as an island."""
 
         def run(local):
             return [apply_reshard_step(step, local, self.mesh, self.collectives)]
@@ -272,12 +277,12 @@ class GlobalExecutor(LocalExecutor):
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient itself."""
         # XLA's copy insertion puts the update of a weight after its uses by itself (measured with
-        # JAX 0.10 and 0.12): gradients that wait for them took up to 8 % more memory.
+        # JAX 0.10 and 0.12). Gradients that wait for these uses took up to 8 % more memory.
         return x
 
 
 def num_open(placements: Placements) -> int:
-    """On how many mesh axes the sums of a tensor are open."""
+    """The number of mesh axes on which the sums of a tensor are open."""
     return sum(placement < REPLICATED for placement in placements)
 
 
@@ -288,7 +293,7 @@ def explicit_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh
     """The step of a problem, typed as decided.
 
     Raises:
-        PlanError: as for ``constrained_step``.
+        PlanError: the plan has microbatches or pipeline stages, as for ``constrained_step``.
     """
     return _on_whole_arrays(problem, decisions, cost, mesh, AxisType.Explicit)
 
@@ -303,7 +308,7 @@ class ExplicitExecutor(GlobalExecutor):
         return jax.sharding.reshard(x, self.spec(placements, x.ndim - num_open(placements)))
 
     def shaped(self, x: jax.Array, sizes: Sequence[int], placements: Placements) -> jax.Array:
-        """An argument with one dimension per position, of the type of its placements."""
+        """An argument with one dimension per position, typed by its placements."""
         out = self.spec(placements, len(sizes))
         typed: Any = jax.sharding.auto_axes(lambda x: x.reshape(sizes), out_sharding=out)
         return typed(x)
@@ -311,9 +316,9 @@ class ExplicitExecutor(GlobalExecutor):
     def on_whole_arrays(
         self, operator: Operator, arrays: Sequence[jax.Array]
     ) -> list[jax.Array] | None:
-        """The results of an operator, whose types are those of the plan."""
+        """The results of an operator, typed by the plan."""
         inherited = super().on_whole_arrays
-        # Whether it runs so is asked on shapes first: inside ``auto_axes`` it is too late for
+        # Shapes tell first whether it can run so: inside ``auto_axes`` it is too late to return
         # ``None``.
         untyped = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         if jax.eval_shape(functools.partial(inherited, operator), untyped) is None:
@@ -341,13 +346,13 @@ class ExplicitExecutor(GlobalExecutor):
 
 # Heads and their width are two factors, mostly folded into one dimension. A plan may shard both. An
 # array with the folded dimension then has no sharding that XLA's partitioner knows, and would be
-# gathered; so products, reductions and elementwise operators run on factors.
+# gathered. So products, reductions and elementwise operators run on factors.
 
 
 def run_on_factors(operator: Operator, arrays: Sequence[Any]) -> list[Any] | None:
     """The results of an operator, one dimension per position.
 
-    ``None`` where it must see the dimensions of the traced program.
+    It is ``None`` if the operator must see the dimensions of the traced program.
 
     Args:
         arrays: an array for each of ``operator.operands``, one dimension per position.
@@ -374,18 +379,18 @@ def is_elementwise(operator: Operator) -> bool:
     if operator.primitive in BY_DIMENSION:
         return False
     labels = operator.eqn.output_labels[0]
-    # Others broadcast an argument of size 1.
+    # Other operators broadcast an argument of size 1.
     return all(given == labels for given in operator.eqn.input_labels if given)
 
 
 def _product(operator: Operator, arrays: Sequence[Any]) -> list[Any] | None:
-    """A product, by the labels of its operands: one that both have is summed, or kept in both."""
+    """A product by the labels of its operands: a label of both is summed, or kept in both."""
     call = operator.eqn
     (contracted, batch), params = call.params["dimension_numbers"], call.params
     left, right = call.input_labels
     for dims in (contracted, batch):
         if [left[d] for d in dims[0]] != [right[d] for d in dims[1]]:
-            return None  # the dimensions are split otherwise
+            return None  # the dimensions are split in another way
     a, b = (_joined(labels) for labels in (left, right))
     summed, kept = (_joined(left[d] for d in dims[0]) for dims in (contracted, batch))
     numbers = tuple(
@@ -397,14 +402,15 @@ def _product(operator: Operator, arrays: Sequence[Any]) -> list[Any] | None:
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
-    # dot_general puts the kept dimensions first, then the free ones of either operand.
+    # dot_general puts the kept dimensions first, then the free ones of the left and the right
+    # operand.
     free = [label for label in (*a, *b) if label not in (*summed, *kept)]
     wanted, made = _joined(call.output_labels[0]), [*kept, *free]
     return [result.transpose([made.index(label) for label in wanted])]
 
 
 def _sum(operator: Operator, arrays: Sequence[Any]) -> list[Any]:
-    """A reduction over all labels of its dimensions, in the order of the result's."""
+    """A reduction over all labels of its dimensions, in the order of the result's labels."""
     call = operator.eqn
     labels, axes = call.input_labels[0], set(call.params["axes"])
     gone = {label for d, dimension in enumerate(labels) if d in axes for label in dimension}

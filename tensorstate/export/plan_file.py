@@ -1,7 +1,7 @@
 """The content of a plan's file: its decisions, without devices and without the step.
 
-A file describes every argument, result and operator of the step, so that only the same step takes
-over the decisions; for another one the first difference is named.
+A file describes every argument, result and operator of the step, so that only the same step accepts
+the decisions. For another step the first difference is named.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ class PlanFile:
         inputs, outputs: leaves of the arguments and of the result.
         input_classes: node class of every argument and of every constant.
         operators: in the order of execution.
-        decisions, options: of the plan.
+        decisions, options: the decisions and the search options of the plan.
         found: objective, bound, method and seconds of the search.
-        microbatches, batch, stages, schedule: as for ``search``, the last of the stages.
-        hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
-        predicted: seconds and bytes of a step, to be read by people.
-        pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
-        has_pairs: whether scans of the backward pass read the bodies of those that they mirror.
-        context: where the step was traced; by default outside of any mesh.
-        untied: by number of an argument's leaf its group, where pins tell identical layers apart.
+        microbatches, batch, stages, schedule: as for ``search``, where ``schedule`` is that of the
+            stages.
+        hardware, network: those that priced the plan; ``None`` in a file that cannot hold them.
+        predicted: seconds and bytes of a step, for people to read.
+        pad_to: sizes of dimensions of arguments that the plan pads, with the padded sizes.
+        has_pairs: whether scans of the backward pass read the bodies of the scans that they mirror.
+        context: where the step was traced; outside of any mesh by default.
+        untied: the group of an argument by the number of its leaf, if pins tell identical layers
+            apart.
     """
 
     mesh: MeshShape
@@ -115,7 +117,7 @@ class PlanFile:
         """The first operator in which another step differs, in one microbatch, or ``None``."""
         operators = _operators(graph)
         for number, (planned, given) in enumerate(zip(self.operators, operators, strict=False)):
-            # Not by class: the same operators may be grouped otherwise, by another version.
+            # Not compared by class: another version may group the same operators differently.
             if dataclasses.replace(planned, node_class=given.node_class) != given:
                 source = graph.operators[number].source
                 return (
@@ -133,13 +135,13 @@ class PlanFile:
         return None
 
     def check_decisions(self, problem: Problem) -> None:
-        """Refuse decisions that are none of the problem's.
+        """Refuse decisions that the problem does not have.
 
         Raises:
-            PlanError: naming the first.
+            PlanError: a decision is unknown; the error names the first one.
         """
-        # Decisions are numbers: of classes, nodes and tensors. They mean the same only where
-        # tracing and grouping give the same numbers, which another version of JAX may not.
+        # Decisions are numbers of classes, nodes and tensors. They mean the same only if tracing
+        # and grouping give the same numbers, which another version of JAX may not do.
         graph, strategies = problem.graph, self.decisions.strategies
         classes = [operator.node_class for operator in _operators(graph)]
         if (
@@ -159,7 +161,7 @@ class PlanFile:
                 raise PlanError(f"the plan {keeping.option}s nodes that the step does not have")
         copies = (*self.decisions.saved.items(), *self.decisions.loop_resident.items())
         for tensor, placements in copies:
-            # Sums may be open, and shards are of equal size.
+            # Sums may be open; shards are of equal size.
             sizes = graph.tensors[tensor].sizes if 0 <= tensor < len(graph.tensors) else None
             if sizes is None or not (
                 all(MIN <= p < len(sizes) for p in placements)
@@ -170,11 +172,11 @@ class PlanFile:
     def result(self, problem: Problem) -> SearchResult:
         """The decisions on their problem, priced as the problem prices them.
 
-        The bound stays only where the price is the one that the search found: another one is of
-        another network, of a later version, or of decisions that were edited.
+        The bound is kept only if the price is the one that the search found. A different price
+        comes from another network, a later version, or edited decisions.
 
         Raises:
-            PlanError: the file shards an argument or a result in another way than its decisions do.
+            PlanError: the file shards an argument or a result differently from its decisions.
         """
         # The shardings in a file are for its readers; decisions determine them, so they must agree.
         cost = estimate_cost(problem, self.decisions)
@@ -188,7 +190,7 @@ class PlanFile:
                         f"{shown(again.spec)}: "
                         "it was edited or cut short; save the plan again"
                     )
-        # 1e-6: of the same decisions, sums in another order differ in the last bits.
+        # 1e-6, since sums of the same decisions in another order differ in the last bits.
         found = {**self.found, "objective": self.options.value(cost)}
         if not math.isclose(found["objective"], self.found["objective"], rel_tol=1e-6):
             found["bound"] = -math.inf
@@ -196,7 +198,7 @@ class PlanFile:
 
 
 def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) -> str | None:
-    # By name first: of an argument that is gone, all behind it would else seem to have changed.
+    # By name first: if one argument is gone, all arguments behind it would otherwise seem changed.
     types = {leaf.name: leaf.type for leaf in planned}
     for leaf in given:
         if leaf.name not in types:
@@ -269,8 +271,8 @@ def _leaves(graph: Graph, in_specs, out_specs) -> tuple[tuple[Leaf, ...], tuple[
 
 
 def _operators(graph: Graph) -> tuple[OperatorKey, ...]:
-    # Without operands and labels: a file would be as long as the step, and sizes, phases and order
-    # tell other steps apart already.
+    # Operands and labels are left out: they would make a file as long as the step, and sizes,
+    # phases and order already tell other steps apart.
     classes = {m.operator: node.class_id for node in graph.nodes for m in node.members}
     return tuple(
         OperatorKey(operator.primitive, operator.phase, operator.sizes, classes[operator.index])

@@ -1,9 +1,10 @@
 """Plans as versioned JSON.
 
-The network and the hardware that priced the plan are in the file too, unless they are classes or
-charges of the user's own, of which a file could hold nothing.
+The network and the hardware that priced the plan are in the file too. They are left out if they are
+classes or charges of the user's own, which a file cannot hold.
 
-Files are not trusted (see ``jaxcoll.io.json``): what no search could have decided is refused.
+Files are not trusted (see ``jaxcoll.io.json``): decisions that no search could have made are
+refused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tensorstate.problem.pipeline import SCHEDULES
 
 FORMAT = "tensorstate.plan/1"
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
-# Mesh axes of a plan that is read; and microbatches, sizes and numbers of tensors.
+# The most mesh axes of a plan that is read; the largest microbatches, sizes and numbers of tensors.
 MOST_AXES, MOST = 16, 2**40
 
 T = TypeVar("T")
@@ -69,8 +70,8 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        # Without padding, stages, pairs and meshes the same bytes as before these were known, so
-        # that one number of the format is enough.
+        # Without padding, stages, pairs and meshes the bytes are the same as before the format had
+        # them, so one format number is enough.
         **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
         **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
@@ -96,7 +97,7 @@ def dumps(content: PlanFile) -> str:
         "saved": [[tensor, *p] for tensor, p in sorted(decisions.saved.items())],
         "loop_resident": [[tensor, *p] for tensor, p in sorted(decisions.loop_resident.items())],
     }
-    # A field per line: of two plans ``diff`` shows which decisions are others.
+    # One field per line, so that ``diff`` of two plans shows which decisions differ.
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
         for key, value in written.items()
@@ -126,7 +127,7 @@ def _write_spec(spec: PartitionSpec | None) -> list | None:
 
 
 def _write_hardware(hardware: Hardware | None) -> str | dict | None:
-    # By name where it is one of ours: a later version prices the plan by its own figures.
+    # By name if it is one of ours: a later version then prices the plan by its own figures.
     if hardware is None:
         return None
     if HARDWARE.get(hardware.name) == hardware:
@@ -139,12 +140,18 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "memory_bandwidth": float(hardware.memory_bandwidth),
         "memory": float(hardware.memory),
         **({} if hardware.overlaps else {"overlaps": False}),
+        **({} if hardware.has_ragged else {"has_ragged": False}),
+        **(
+            {}
+            if hardware.host_bandwidth is None
+            else {"host_bandwidth": float(hardware.host_bandwidth)}
+        ),
     }
 
 
 def _write_network(network: CollectiveCostModel | None, hardware: Hardware | None) -> dict | None:
-    """A cost model of this library, of parameters that a file can hold; else ``None``."""
-    # ``type(...) is``: a subclass prices otherwise, by code that a file does not have.
+    """A cost model of this library whose parameters a file can hold; else ``None``."""
+    # ``type(...) is``: a subclass prices differently, by code that a file does not have.
     if type(network) is AlphaBetaCosts:
         return {"alpha": list(network.alpha), "bandwidth": list(network.bandwidth)}
     if type(network) is not ScheduleCosts:
@@ -155,8 +162,8 @@ def _write_network(network: CollectiveCostModel | None, hardware: Hardware | Non
         return None
     if any(REGISTRY.get(each.name) is not type(each) for each, _ in network.candidates):
         return None
-    # The network was relabeled to the mesh's order; the file has it as it was given, so that its
-    # ranks are those of the user's own files.
+    # The network was relabeled to the order of the mesh. The file has it as it was given, so that
+    # its ranks are those of the user's own files.
     topology = network.topology.relabel(network.device_order)
     return {
         "topology": json.loads(dump_network(topology)),
@@ -179,10 +186,10 @@ def _parameters(synthesizer: Any) -> dict[str, Any]:
 
 
 def loads(text: str) -> PlanFile:
-    """What ``dumps`` has written.
+    """The plan of a text that ``dumps`` has written.
 
     Raises:
-        FormatError: anything but one well-formed plan of a known version.
+        FormatError: the text is not one well-formed plan of a known version.
     """
     value = readers.parse(text)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -195,12 +202,12 @@ def loads(text: str) -> PlanFile:
         return _read(readers.Fields(value, "plan"))
     except FormatError:
         raise
-    except JaxcollError as error:  # of a constructor: the checks of values stand there alone
+    except JaxcollError as error:  # from a constructor: only constructors check the values
         raise FormatError(f"a plan with content that is refused: {error}") from error
 
 
-# A number of a class, a node or a tensor, or a size: Python's integers have no bound, and arrays
-# that are made from them would overflow.
+# A number of a class, a node or a tensor, or a size. Python's integers have no bound, and arrays
+# made from them would overflow.
 _whole = readers.whole(0, MOST)
 
 
@@ -303,7 +310,7 @@ def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
 
 def _read_options(value: object, where: str) -> SearchOptions:
     fields = readers.Fields(value, where)
-    # JSON has no infinity. A limit of null alone is the default, the memory of the device.
+    # JSON has no infinity. A lone limit of null is the default, the memory of the device.
     limit = fields.optional("memory_limit", readers.number)
     unlimited = fields.take("unlimited", readers.flag)
     options = SearchOptions(
@@ -379,9 +386,14 @@ def _read_hardware(value: object, where: str) -> Hardware:
         raise FormatError(f"{where}.flops must be pairs of bytes and rate")
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
     overlaps = fields.optional("overlaps", readers.flag) is not False
+    has_ragged = fields.optional("has_ragged", readers.flag) is not False
+    host = fields.optional("host_bandwidth", readers.number)
     fields.end()
     rates = {int(size): rate for size, rate in pairs}
-    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps)
+    return Hardware(
+        name, rates, bandwidth, memory,
+        overlaps=overlaps, has_ragged=has_ragged, host_bandwidth=host,
+    )  # fmt: skip
 
 
 def _read_network(
@@ -419,7 +431,7 @@ def _read_candidate(value: object, where: str) -> tuple[Any, int]:
     if len(parts) != 3:
         raise FormatError(f"{where} must be a name, chunks and parameters")
     name, chunks = readers.text(parts[0], where), readers.whole(1, readers.INT32)(parts[1], where)
-    # A name of ours with parameters that its own dataclass checks: no code is named by a file.
+    # A name of ours, with parameters that its own dataclass checks: a file cannot name code.
     if name not in REGISTRY:
         raise FormatError(f"{where}: no synthesizer is called {shown(name)}")
     parameters = readers.decode_object(parts[2], where)
@@ -462,8 +474,8 @@ def _operator_reader(primitives: Sequence[str]) -> Callable[[object, str], Opera
 
 def _placements(axes: int) -> Callable[[object, str], Placements]:
     def read(value: object, where: str) -> Placements:
-        # Only the form: whether a tensor has these positions ``PlanFile.check_decisions`` asks,
-        # once there is a step.
+        # Only the form is checked here; ``PlanFile.check_decisions`` asks whether a tensor has
+        # these positions, once there is a step.
         row = readers.list_of(readers.whole(-(2**16), 2**16))(value, where)
         if len(row) != axes:
             raise FormatError(f"{where} must have a placement for each of {axes} mesh axes")

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorstate.ir.padded import Padding
-from tensorstate.ir.placements import PinnedDim, RingStrategy
+from tensorstate.ir.placements import Pairing, PinnedDim
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -183,7 +183,7 @@ class Operator:
       label is in ``reductions``, results are partial instead, with the reduction named there;
     - partial: the operands of one set of ``linear`` are all partial sums, the other operands are
       replicated, and all results are partial sums;
-    - sharded by the label of ``ring``, which shards by both of its labels at once.
+    - sharded by the label of ``pairing``, which shards by both of its labels at once.
 
     Attributes:
         index: its index in ``Graph.operators``, which is the order of execution.
@@ -204,7 +204,7 @@ class Operator:
         pin: the sharding, by dimension, that the step asks for at an operator that changes nothing;
             ``None`` for all other operators.
         loops: numbers (in ``Graph.loops``) of the loops in whose body it runs, outermost first.
-        ring: its strategy that shards two labels together, if it has one.
+        pairing: its strategy that shards two labels together, if it has one.
         reordered: for a convolution, numbers of the operands whose dimensions are in another order
             than (batch, space, features) and (space, features, new features).
     """
@@ -229,7 +229,7 @@ class Operator:
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
-    ring: RingStrategy | None = None
+    pairing: Pairing | None = None
     reordered: tuple[int, ...] = ()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxcoll import jax_internals
@@ -50,6 +51,8 @@ UNINITIALIZED = frozenset({"empty", "empty2"})
 # Functions outside of the program: whether they act along a dimension cannot be known.
 FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", "tpu_custom_call"})
 
+# Platforms of kernels, which Pallas compiles for; steps run on the platforms of devices.
+KERNEL_LANGUAGES = frozenset({"mosaic"})
 
 Axes = tuple[str, ...]
 
@@ -82,17 +85,52 @@ def has_own_gradient(jaxpr: Any) -> bool:
     return False
 
 
+def trains(loop: jax_internals.Loop) -> bool:
+    """Whether the gradients in a scan's body are taken at numbers that the scan carries.
+
+    So it is where parameters change from step to step, and not where gradients are accumulated.
+    """
+    carried = loop.jaxpr.invars[loop.num_consts : loop.num_consts + loop.num_carry]
+    reached = {x for x in carried if jnp.issubdtype(x.aval.dtype, jnp.inexact)}
+    for eqn in loop.jaxpr.eqns:
+        variables = [x for x in eqn.invars if not isinstance(x, jax_internals.Literal)]
+        if reached.isdisjoint(variables):
+            continue
+        stack = str(jax_internals.name_stack_of(eqn))
+        is_forward = "jvp(" in stack and "transpose(" not in stack
+        if is_forward or any(map(has_own_gradient, jax_internals.inner_jaxprs(eqn))):
+            return True
+        reached.update(eqn.outvars)
+    return False
+
+
+def num_equations(eqn: Any) -> int:
+    """The number of equations of which an equation consists once its calls are inlined.
+
+    Scans count as if they were unrolled.
+    """
+    inside = sum(
+        num_equations(inner) for jaxpr in jax_internals.inner_jaxprs(eqn) for inner in jaxpr.eqns
+    )
+    repeats = loop_of(eqn).length if eqn.primitive.name == "scan" else 1
+    return repeats * inside or 1
+
+
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
 
-    The list is empty if only one branch may run: for a ``cond`` on the platform, where the other
-    branches may not exist, and for a ``cond`` with a ``while_loop`` in a branch, which might not
-    end when it is not chosen.
+    A ``cond`` between devices and the inside of kernels, as of ``jnp.diagonal``, has one branch: a
+    step runs on devices. Empty if only one branch may run: any other ``cond`` on the platform,
+    where the other branches may not exist, or a ``cond`` with a ``while_loop`` in a branch, which
+    might not end when not chosen.
     """
     branches = [jax_internals.parts_of(branch) for branch in eqn.params["branches"]]
+    platforms = eqn.params.get("branches_platforms")
+    if platforms and all(each is None or KERNEL_LANGUAGES.issuperset(each) for each in platforms):
+        return [branches[platforms.index(None)]]
     inside = (inner for jaxpr, _ in branches for inner in jaxpr.eqns)
     loops = (jax_internals.first_inside(inner, {"while"}) for inner in inside)
-    if eqn.params.get("branches_platforms") or any(loop is not None for loop in loops):
+    if platforms or any(loop is not None for loop in loops):
         return []
     return branches
 

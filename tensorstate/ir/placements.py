@@ -146,3 +146,44 @@ class RingStrategy(NamedTuple):
     queries: int
     keys: int
     passes: int
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The labels that it shards, that of the result first."""
+        return self.queries, self.keys
+
+    def relabelled(self, label: int, first: int, second: int) -> RingStrategy:
+        """The same strategy in other labels."""
+        return RingStrategy(label, first, second, self.passes)
+
+
+class Exchange(NamedTuple):
+    """A strategy that shards rows together with their owners, along one axis.
+
+    Every device has a block of the rows and some of the owners: the experts of a grouped product,
+    or the rows of a table in which others are looked up. Rows are sent to their owners, and results
+    back to where the rows are (see ``rules.exchange``).
+
+    Attributes:
+        label: the label that stands for the strategy; no tensor has it.
+        rows, owners: the labels that it shards.
+        is_lookup: whether rows belong to others by an index, the first operand with ``rows``.
+    """
+
+    label: int
+    rows: int
+    owners: int
+    is_lookup: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The labels that it shards."""
+        return self.rows, self.owners
+
+    def relabelled(self, label: int, first: int, second: int) -> Exchange:
+        """The same strategy in other labels."""
+        return Exchange(label, first, second, self.is_lookup)
+
+
+Pairing = RingStrategy | Exchange
+"""A strategy that shards two labels together, and sends within the operator."""

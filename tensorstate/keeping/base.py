@@ -99,21 +99,24 @@ class Reads(NamedTuple):
     is_needed: bool
     stack: Stack | None
 
-    def between_passes(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
+    def stored(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
         """A stored copy that is read at some points after the forward pass; none without points.
 
-        In a body all iterations store their copies in one stack, from which the loop that mirrors
-        it reads one row at a time.
+        In a body all iterations store their copies in one stack, which holds all rows from the
+        first iteration forward to the last one backward.
         """
         if not ends:
             return
-        # The stack holds all rows from the first iteration forward to the last one backward. In
-        # addition there is the row that is being read.
         if self.stack is None:
             yield name, self.made, max(ends), 1
             return
         yield name, self.stack.first - 1, self.stack.last, self.stack.rows
-        yield name, min(ends) - 1, max(ends), 1
+
+    def between_passes(self, name: str, ends: Sequence[int]) -> Iterator[Lived]:
+        """The same where it is read: beside a stack there is the row that is being read."""
+        yield from self.stored(name, ends)
+        if ends and self.stack is not None:
+            yield name, min(ends) - 1, max(ends), 1
 
 
 def _any_operator(_graph: Graph, _operator: int) -> bool:
@@ -122,6 +125,10 @@ def _any_operator(_graph: Graph, _operator: int) -> bool:
 
 def _no_seconds(_hardware: Hardware, _nbytes: int) -> float:
     return 0.0
+
+
+def _nothing(_hardware: Hardware) -> str:
+    return ""
 
 
 def _as_it_is(x: Any, _dtype: Any) -> Any:
@@ -137,13 +144,17 @@ class Keeping:
         said: its description of a tensor in reports: "recomputed in the backward pass".
         reruns: whether the producer reruns after the forward pass, at the first read of a result.
             Otherwise a copy is stored, in placements that are chosen.
-        spans: the reasons for which it takes memory.
-        lived: the live ranges of each span, for a tensor with the given reads.
+        spans: the reasons for which it takes memory of the device.
+        lived: the live ranges of each span, and of each in ``on_host``, for a tensor with the given
+            reads.
+        on_host: the reasons for which it takes memory of the host. A copy is sent there as soon as
+            it is made, and back for its first read: nothing is computed meanwhile.
         stays_fused: whether readers after the forward pass still compute a fused result themselves,
             so that its operands must be live then.
         option: the argument of ``search`` and of the command line that allows it; empty if it needs
             none.
         may_keep: whether an operator of a graph's forward pass can be kept so.
+        lacks: what hardware does not say, without which it cannot be priced; empty where it does.
         seconds: seconds of a device's compute to store a copy of some bytes and to bring it back.
         put, fetch: the JAX operations that store an array, and that bring it back; each also gets
             the tensor's dtype.
@@ -156,9 +167,11 @@ class Keeping:
     reruns: bool
     spans: tuple[Span, ...]
     lived: Callable[[Reads], Iterator[Lived]]
+    on_host: tuple[Span, ...] = ()
     stays_fused: bool = False
     option: str = ""
     may_keep: Callable[[Graph, int], bool] = _any_operator
+    lacks: Callable[[Hardware], str] = _nothing
     seconds: Callable[[Hardware, int], float] = _no_seconds
     put: Callable[[Any, Any], Any] = _as_it_is
     fetch: Callable[[Any, Any], Any] = _as_it_is

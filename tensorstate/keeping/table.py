@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.hardware import Hardware
 from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.offloaded import OFFLOADED
 from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED
 
 # The keeping where nothing is decided: those that need no option come first.
 DEFAULT = SAVED
-KEEPINGS = (DEFAULT, RECOMPUTED)
+KEEPINGS = (DEFAULT, RECOMPUTED, OFFLOADED)
 
 
 def optional() -> tuple[Keeping, ...]:
@@ -31,6 +33,17 @@ def allowed(**options: object) -> tuple[Keeping, ...]:
     for name, value in options.items():
         checks.flag(value, name, PlanError)
     return (DEFAULT, *(keeping for keeping in optional() if options.get(keeping.option)))
+
+
+def check_priced(keepings: Iterable[Keeping], hardware: Hardware) -> None:
+    """Refuse keepings that hardware does not price.
+
+    Raises:
+        PlanError: naming the option, the missing rate, and how to give it.
+    """
+    for keeping in keepings:
+        if missing := keeping.lacks(hardware):
+            raise PlanError(f"{keeping.option}=True needs {missing}")
 
 
 def counted(kept: Kept) -> str:

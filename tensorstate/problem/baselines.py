@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Role
-from tensorstate.ir.placements import REPLICATED
+from tensorstate.ir.placements import REPLICATED, RingStrategy
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 
@@ -97,7 +97,11 @@ class Baselines:
     @functools.cached_property
     def _ring_places(self) -> frozenset[int]:
         """Factors of the queries that ring attention shards."""
-        queries = [(o.operands[0], o.ring.queries) for o in self.graph.operators if o.ring]
+        queries = [
+            (o.operands[0], o.pairing.queries)
+            for o in self.graph.operators
+            if isinstance(o.pairing, RingStrategy)
+        ]
         return frozenset(
             self.graph.tensors[use.tensor].dims[use.labels.index(label)] for use, label in queries
         )
@@ -139,8 +143,11 @@ class Baselines:
                     dims = self.graph.tensors[use.tensor].dims
                     for factor, label in zip(dims, use.labels, strict=True):
                         factor_of[member.labels[label]] = factor
-            if (ring := self.problem.strategies[class_id].ring) is not None:
-                factor_of[ring.label] = factor_of[ring.queries]
+            pairing = self.problem.strategies[class_id].pairing
+            if pairing is not None:
+                # Queries of a ring; of an exchange the experts, whose devices compute.
+                of_work = pairing.queries if isinstance(pairing, RingStrategy) else pairing.owners
+                factor_of[pairing.label] = factor_of[of_work]
             by_class.append(tuple(factor_of))
         return tuple(by_class)
 
@@ -157,7 +164,7 @@ class Baselines:
         for operator in reversed(graph.operators):
             results = {use.tensor for use in operator.results}
             is_read = all(t in gradients or graph.tensors[t].role == "gradient" for t in results)
-            if operator.primitive in COPIES and operator.phase == "backward" and is_read:
+            if operator.primitive in COPIES and is_read:
                 gradients.update(results, (use.tensor for use in operator.operands))
         found: dict[int, Role] = {}
         for class_id in range(len(graph.node_classes)):
@@ -168,7 +175,7 @@ class Baselines:
             result = operators[-1].results[0].tensor
             if is_parameter(graph, result):
                 found[class_id] = "parameter"
-            elif operators[-1].phase == "backward" and result in gradients:
+            elif result in gradients:
                 found[class_id] = "gradient"
         return found
 
@@ -229,7 +236,7 @@ class Baselines:
                 return name == "fsdp" and placement >= 0
             if name == "megatron-sp" and node.kind == "loop":  # gathered rows are not stacked
                 return placement >= 0
-            if name in DATA and node.phase != "optimizer":
+            if name in DATA and not self._is_optimizers(class_id):
                 return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
         sharded = {
@@ -241,6 +248,13 @@ class Baselines:
         role = self.graph.tensors[node.tensor].role
         roles = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
         return placement >= 0 and role in roles
+
+    def _is_optimizers(self, class_id: int) -> bool:
+        """Whether operators are of the optimizer; a loop over whole steps has it in its body."""
+        node, graph = self.problem.node(class_id), self.graph
+        results = (use for m in node.members for use in graph.operators[m.operator].results)
+        roles = {graph.tensors[use.tensor].role for use in results}
+        return node.phase == "optimizer" or "optimizer" in roles
 
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
@@ -259,7 +273,7 @@ class Baselines:
                 return factor not in self.batch | self.residual_stream_factors | self.sequence
             replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
             return role not in replicated_roles.get(name, ("parameter",))
-        if node.phase == "optimizer":
+        if self._is_optimizers(class_id):
             return name != "ddp"
         if placement < REPLICATED:  # by operators on partial sums, sums wait to be reduced
             return True

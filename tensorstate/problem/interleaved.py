@@ -53,10 +53,11 @@ def interleaved(
 ) -> tuple[Graph, int]:
     """The step in the order of 1F1B, and the number of the loop between the scans.
 
-    graph: the training step.
-    factor: the batch.
-    loops: numbers of the scans over layers.
-    placements: for tensors in their bodies, the position of the batch or ``SUM``.
+    Args:
+        graph: the training step.
+        factor: the batch.
+        loops: numbers of the scans over layers.
+        placements: for tensors in their bodies, the position of the batch or ``SUM``.
 
     Raises:
         PlanError: there are several scans forward or backward, or an operator that the backward

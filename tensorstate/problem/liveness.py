@@ -134,7 +134,11 @@ class Liveness:
         self.runs, self.rerun_at = self._runs()
         self.rerun_for_readers = {o.index: self._earlier_rerun(o) for o in graph.operators}
         # A row of counts for each reason, for all keepings, since the search decides later.
-        spans = ((keeping, span.name) for keeping in table.KEEPINGS for span in keeping.spans)
+        spans = (
+            (keeping, span.name)
+            for keeping in table.KEEPINGS
+            for span in (*keeping.spans, *keeping.on_host)
+        )
         reasons: list[Reason] = [*COUNTS, *spans]
         self._row = {reason: row for row, reason in enumerate(reasons)}
         points = {self.end}

@@ -22,9 +22,10 @@ from tensorstate.ir.placements import (
     PARTIAL,
     REPLICATED,
     SUM,
+    Exchange,
     MeshShape,
+    Pairing,
     Placements,
-    RingStrategy,
     divides_evenly,
 )
 
@@ -62,11 +63,11 @@ class NodeStrategies:
             for member in node.members
             for label, reduce_op in graph.operators[member.operator].reductions.items()
         }
-        self.ring: RingStrategy | None = None
+        self.pairing: Pairing | None = None
         for member in node.members:
-            if (ring := graph.operators[member.operator].ring) is not None:
-                label, queries, keys = (member.labels[k] for k in ring[:3])
-                self.ring = RingStrategy(label, queries, keys, ring.passes)
+            if (pairing := graph.operators[member.operator].pairing) is not None:
+                labels = (member.labels[k] for k in (pairing.label, *pairing.pair))
+                self.pairing = pairing.relabelled(*labels)
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:
@@ -86,14 +87,20 @@ class NodeStrategies:
         return tuple(
             strategy
             for strategy in itertools.product(*axes)
-            if divides_evenly(strategy, self.node.sizes, self.mesh)
-            and (
-                self.ring is None
-                or all(
-                    divides_evenly(self.sharding_of(label, strategy), self.node.sizes, self.mesh)
-                    for label in (self.ring.queries, self.ring.keys)
-                )
-            )
+            if divides_evenly(strategy, self.node.sizes, self.mesh) and self._fits_pairing(strategy)
+        )
+
+    def _fits_pairing(self, strategy: Strategy) -> bool:
+        """Whether a strategy shards both labels of the pairing evenly."""
+        pairing = self.pairing
+        if pairing is None:
+            return True
+        # Rows are exchanged among the devices of one axis.
+        if isinstance(pairing, Exchange) and strategy.count(pairing.label) > 1:
+            return False
+        return all(
+            divides_evenly(self.sharding_of(label, strategy), self.node.sizes, self.mesh)
+            for label in pairing.pair
         )
 
     def sharding_of(self, label: int, strategy: Strategy) -> Placements:
@@ -104,8 +111,8 @@ class NodeStrategies:
 
     def _labels_of(self, placement: int) -> tuple[int, ...]:
         """The labels that a placement shards."""
-        if self.ring is not None and placement == self.ring.label:
-            return self.ring.queries, self.ring.keys
+        if self.pairing is not None and placement == self.pairing.label:
+            return self.pairing.pair
         return (placement,)
 
     def _position(self, placement: int, labels: tuple[int, ...]) -> int | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +37,10 @@ from tensorstate.ir.placements import (
     MOST_DEVICES,
     REPLICATED,
     SUM,
+    Exchange,
     MeshShape,
     Placements,
+    RingStrategy,
     num_shards,
 )
 from tensorstate.keeping import table
@@ -69,6 +71,9 @@ from tensorstate.problem.tensor_groups import (
 
 # The counted share of hidden sends, so that ties are broken in favour of fewer sends.
 HIDDEN_SHARE = 0.05
+# Of the rows of experts one in so many is expected to be on another device: rows are sorted, so
+# that with experts about equally chosen nearly all are where they belong.
+AWAY = 2
 # The least bytes of an element of sums that go round a ring.
 SUMS_ITEMSIZE = 4
 SLICES = frozenset({"slice", "dynamic_slice", "scan_row", "scan_stack"})
@@ -78,20 +83,31 @@ FREE = frozenset({"carry_in", "carry_out", "while_condition"})
 STACK_TRAFFIC = 4
 
 
-class RingSend(NamedTuple):
-    """A send of a block from every device to the next along a mesh axis, within an operator.
+class InnerSend(NamedTuple):
+    """A collective within an operator, along a mesh axis.
 
     Attributes:
         axis: number of the mesh axis.
-        nbytes: bytes of the block.
-        times: number of sends per training step.
-        dtype: dtype of its elements.
+        nbytes: of the larger of a device's buffers.
+        times: per training step.
+        dtype: of its elements.
+        kind: "permute", every device's block to the next; "all_to_all", of rows to their owners;
+            or "all_gather", of indices.
+        padding: of an all_to_all, bytes that are sent beside these where XLA has none of slices of
+            unequal sizes, and all are as long as the longest may be.
     """
 
     axis: int
     nbytes: int
     times: int
     dtype: str
+    kind: str = "permute"
+    padding: int = 0
+
+    @property
+    def is_around(self) -> bool:
+        """Whether blocks go round, beside the products of those that are here."""
+        return self.kind == "permute"
 
 
 class Problem:
@@ -170,7 +186,7 @@ class Problem:
         self.undiscounted: Problem | None = None
         # Owned by this problem and those discounted from it; a cached method would keep it alive.
         self.seconds = functools.cache(self._seconds)
-        self.ring_sends = functools.cache(self._ring_sends)
+        self.inner_sends = functools.cache(self._inner_sends)
         self.memory_traffic = functools.cache(self._memory_traffic)
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
@@ -260,6 +276,8 @@ class Problem:
             return True
         node = self.node(class_id)
         if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
+            return False
+        if keeping.lacks(self.hardware):
             return False
         return all(keeping.may_keep(self.graph, member.operator) for member in node.members)
 
@@ -426,17 +444,63 @@ class Problem:
         per_repeat = max(arithmetic / shards, traffic / self.hardware.memory_bandwidth)
         return self.num_repeats(class_id) * per_repeat
 
-    def _ring_sends(self, class_id: int, strategy: Strategy) -> tuple[RingSend, ...]:
-        """The sends within a node of a class; none unless its strategy is that of a ring.
+    def _inner_sends(self, class_id: int, strategy: Strategy) -> tuple[InnerSend, ...]:
+        """The sends within a node of a class, none unless its strategy is that of a pairing."""
+        pairing = self.strategies[class_id].pairing
+        axes = [a for a, p in enumerate(strategy) if pairing is not None and p == pairing.label]
+        if pairing is None or not axes:
+            return ()
+        if isinstance(pairing, Exchange):
+            return self._exchanged(class_id, strategy, pairing, axes[0])
+        return self._sent_around(class_id, strategy, pairing, axes)
+
+    def _exchanged(
+        self, class_id: int, strategy: Strategy, exchange: Exchange, axis: int
+    ) -> tuple[InnerSend, ...]:
+        """Rows that go to their owners, or to who looks them up, and results that come back.
+
+        Expected are as many rows as a device has, and of those of experts, which are sorted and so
+        mostly near them, a part. Padded, as many go to each other device.
+        """
+        node, runs, size = self.node(class_id), self.num_repeats(class_id), self.mesh.sizes[axis]
+        operator, sends = self.graph.operators[node.members[0].operator], []
+        is_index = exchange.is_lookup
+        unequal = size if is_index else AWAY * size
+        for use in (*operator.operands, *operator.results):
+            of_node = tuple(node.members[0].labels[label] for label in use.labels)
+            if exchange.rows not in of_node:
+                continue
+            tensor = self.graph.tensors[use.tensor]
+            most = size * tensor.nbytes // self.shards_of(class_id, strategy, of_node)
+            dtype = str(tensor.dtype)
+            if is_index:  # all devices get it
+                sends.append(InnerSend(axis, most, runs, dtype, "all_gather"))
+            elif self.hardware.has_ragged:
+                part = most // unequal
+                sends.append(InnerSend(axis, part, runs, dtype, "all_to_all", most - part))
+            else:
+                sends.append(InnerSend(axis, most, runs, dtype, "all_to_all"))
+            is_index = False
+        return tuple(sends)
+
+    def shards_of(self, class_id: int, strategy: Strategy, labels: tuple[int, ...]) -> int:
+        """The shards of a tensor with these labels of a node."""
+        strategies = self.strategies[class_id]
+        return math.prod(
+            num_shards(strategies.sharding_of(label, strategy), label, self.mesh)
+            for label in labels
+        )
+
+    def _sent_around(
+        self, class_id: int, strategy: Strategy, ring: RingStrategy, axes: Sequence[int]
+    ) -> tuple[InnerSend, ...]:
+        """The sends of a ring.
 
         Blocks go round every axis completely before they move along the previous axis. The last
         send along every axis brings results to their place; operands do not need it.
         """
-        strategies, node = self.strategies[class_id], self.node(class_id)
-        ring, labels = strategies.ring, node.members[0].labels if node.members else ()
-        axes = [a for a, p in enumerate(strategy) if ring is not None and p == ring.label]
-        if ring is None or not axes:
-            return ()
+        node = self.node(class_id)
+        labels = node.members[0].labels
         operator = self.graph.operators[node.members[0].operator]
         uses = [(use, ring.passes, True) for use in operator.operands]
         uses += [(use, 1, False) for use in operator.results]
@@ -446,11 +510,7 @@ class Problem:
             if ring.keys not in of_node:
                 continue
             tensor, around = self.graph.tensors[use.tensor], 1
-            shards = math.prod(
-                num_shards(strategies.sharding_of(label, strategy), label, self.mesh)
-                for label in of_node
-            )
-            dtype = tensor.dtype
+            shards, dtype = self.shards_of(class_id, strategy, of_node), tensor.dtype
             if not is_operand and dtype.itemsize < SUMS_ITEMSIZE:
                 dtype = np.dtype(np.float32)
             # On axes of 2 and 4 a block moves once along the first and seven times along the
@@ -459,37 +519,39 @@ class Problem:
                 around *= self.mesh.sizes[axis]
                 times = runs * passes * (around - is_operand)
                 nbytes = tensor.size * dtype.itemsize // shards
-                sends.append(RingSend(axis, nbytes, times, str(dtype)))
+                sends.append(InnerSend(axis, nbytes, times, str(dtype)))
         return tuple(sends)
 
-    def ring_seconds(self, class_id: int, strategy: Strategy) -> float:
+    def inner_seconds(self, class_id: int, strategy: Strategy) -> float:
         """Seconds of the sends within a node of a class."""
-        sends = self.ring_sends(class_id, strategy)
-        return math.fsum(self.send_around_seconds(send) for send in sends)
+        sends = self.inner_sends(class_id, strategy)
+        return math.fsum(self.inner_send_seconds(send) for send in sends)
 
-    def send_around_seconds(self, send: RingSend) -> float:
+    def inner_send_seconds(self, send: InnerSend) -> float:
         """Seconds of a send in all its repetitions."""
-        return send.times * self.network.send_seconds(send.axis, send.nbytes, around=True)
+        if send.is_around:
+            return send.times * self.network.send_seconds(send.axis, send.nbytes, around=True)
+        return send.times * self.network.collective_seconds(send.kind, send.axis, send.nbytes)
 
-    def ring_paid(self, class_id: int, strategy: Strategy) -> float:
-        """The part of ``ring_seconds`` that a linear program counts.
+    def inner_paid(self, class_id: int, strategy: Strategy) -> float:
+        """The part of ``inner_seconds`` that a linear program counts.
 
         Sends hide behind the products of all blocks but the last. If shares of collectives are
         discounted, only the rest is counted; otherwise everything is, as for all collectives.
         """
-        seconds = self.ring_seconds(class_id, strategy)
+        seconds = self.inner_seconds(class_id, strategy)
         if not seconds or not self.shares:  # everything is paid
             return seconds
-        hides = self.seconds(class_id, strategy) * (1 - 1 / self.ring_blocks(class_id, strategy))
+        hides = self.seconds(class_id, strategy) * (1 - 1 / self.blocks_around(class_id, strategy))
         return max(0.0, seconds - hides) + HIDDEN_SHARE * min(seconds, hides)
 
-    def ring_blocks(self, class_id: int, strategy: Strategy) -> int:
+    def blocks_around(self, class_id: int, strategy: Strategy) -> int:
         """The number of blocks that visit a device; 1 without a ring."""
-        ring = self.strategies[class_id].ring
+        ring = self.strategies[class_id].pairing
         return math.prod(
             size
             for size, placement in zip(self.mesh.sizes, strategy, strict=True)
-            if ring is not None and placement == ring.label
+            if isinstance(ring, RingStrategy) and placement == ring.label
         )
 
     def _memory_traffic(self, class_id: int, strategy: Strategy) -> int:
@@ -500,7 +562,8 @@ class Problem:
         # Tensors that are fused into other nodes count as written, although ``Liveness`` does not
         # store them. Without them the bytes are closer to those of XLA's programs, but not the
         # seconds: on an H200 a ViT took 1.6 times the prediction and an MoE 1.2 times, and with
-        # them 1.1 and 1.0.
+        # them 1.1 and 1.0. To count instead what a fused tensor is computed from gives 1.6 and 1.3,
+        # and the same order of plans on virtual CPU devices.
         node, tensors = self.node(class_id), self.graph.tensors
         read, produced = {}, {}
         for member in node.members:

@@ -1,4 +1,4 @@
-"""The cost of other strategies: why a node class has the one that it has."""
+"""The cost of other strategies, which shows why a node class has the strategy that it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 
-MOST_PRICED = 3000  # strategies of a plan: a second or two
+MOST_PRICED = 3000  # strategies of a plan; pricing them takes a second or two
 
 
 class Alternative(NamedTuple):
@@ -22,7 +22,7 @@ class Alternative(NamedTuple):
 
     Attributes:
         strategy: the strategy.
-        seconds: the step's time with it, less that of the plan.
+        seconds: the time of the step with it, minus that of the plan.
     """
 
     strategy: Strategy
@@ -34,15 +34,15 @@ def alternatives(
 ) -> Mapping[int, tuple[Alternative, ...]]:
     """The other strategies of node classes, by class, the fastest first.
 
-    Only the class itself changes, and with it the reshards of the tensors it reads and produces;
-    memory is not counted. Strategies that no reshard reaches are left out.
+    Only the class itself changes, together with the reshards of the tensors it reads and produces.
+    Memory is not counted. Strategies that no reshard reaches are left out.
 
     Args:
-        classes: numbers of node classes; those that come first are priced first.
+        classes: numbers of node classes; the first are priced first.
         most: number of strategies to price; classes beyond it are left out.
     """
-    # By class the tensor groups at its ends: their reshards are all that another strategy changes,
-    # beside its own operators.
+    # By class, the tensor groups at its ends: besides its own operators, another strategy changes
+    # only their reshards.
     touching: dict[int, set[int]] = defaultdict(set)
     for number, group in enumerate(problem.tensor_groups):
         touching[group.class_id].add(number)
@@ -79,7 +79,7 @@ def alternatives(
 
 def _own_seconds(problem: Problem, class_id: int, strategy: Strategy) -> float:
     """Seconds of a node of a class, with the sends within it."""
-    return problem.seconds(class_id, strategy) + problem.ring_seconds(class_id, strategy)
+    return problem.seconds(class_id, strategy) + problem.inner_seconds(class_id, strategy)
 
 
 def _seconds(

@@ -1,7 +1,7 @@
-"""Where the time and the memory of a plan go, dearest first: collectives, and buffers at the peak.
+"""Where the time and memory of a plan go, dearest first: collectives, and buffers at the peak.
 
-Collectives and buffers of identical layers are one entry. Seconds of all entries add up to the
-communication of the plan, and bytes to its peak.
+Collectives and buffers of identical layers are one entry. The seconds of all entries add up to the
+communication of the plan, and the bytes to its peak.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from tensorstate.report.layers import Layers
 from tensorstate.report.text import format_placements
 
 MOST_READERS = 2  # of a collective that are named
+# What is sent within operators, and why.
+AROUND = "keys and values", "no device has all keys: they go round block by block"
+EXCHANGED = "rows", "rows go to the devices of their experts, or to those that look them up"
 
 
 @dataclasses.dataclass
@@ -30,16 +33,17 @@ class Sending:
     """A collective, or those of identical layers.
 
     Attributes:
-        kind: of the collective.
+        kind: the kind of collective.
         axis: number of the mesh axis.
         what: the tensor that is sent.
         layer: the row of the layer it belongs to.
-        why: a sentence.
+        why: a sentence with the reason.
         class_id: number of the node class that produces what is sent.
-        reader: of the one that reads it first; ``None`` for the caller.
-        count, nbytes, seconds: of all of them in a step, bytes of the larger buffer per device.
-        exposed: seconds for which computation waits: those of a tensor in proportion to the seconds
-            of its collectives, which wait for each other.
+        reader: number of the node class that reads it first; ``None`` for the caller.
+        count, nbytes, seconds: totals for all of them in a step; bytes of the larger buffer per
+            device.
+        exposed: seconds that computation waits for them. Collectives of one tensor wait for each
+            other, so they share its exposed seconds in proportion to their own.
     """
 
     kind: str
@@ -97,28 +101,28 @@ def _steps(reshard: ReshardPlan) -> Iterator[tuple[str, ReshardStep, int]]:
         ("between stages", reshard.sent, reshard.num_sends),
     ):
         for step in tree.steps:
-            if step.kind != "slice":  # local
+            if step.kind != "slice":  # a slice sends nothing
                 yield when, step, count
 
 
 def _rounds(problem: Problem, result: SearchResult, layers: Layers) -> Iterator[Sending]:
-    """Sends within operators: keys and values that go round."""
+    """Sends within operators: keys and values that go round, and rows that go to experts."""
     again, strategies = result.cost.kept.rerun, result.decisions.strategies
     for class_id, nodes in enumerate(problem.graph.node_classes):
-        for send in problem.ring_sends(class_id, strategies[class_id]):
+        for send in problem.inner_sends(class_id, strategies[class_id]):
             runs = len(nodes) + sum(node in again for node in nodes)
+            what, why = AROUND if send.is_around else EXCHANGED
             yield Sending(
-                "permute", send.axis, "keys and values", layers.of_node[nodes[0]],
-                "no device has all keys: they go round block by block",
+                send.kind, send.axis, what, layers.of_node[nodes[0]], why,
                 class_id, class_id, runs * send.times, runs * send.times * send.nbytes,
-                runs * problem.send_around_seconds(send),
+                runs * problem.inner_send_seconds(send),
             )  # fmt: skip
 
 
 def _readers(
     problem: Problem, result: SearchResult, group: TensorGroup, step: ReshardStep, when: str
 ) -> list[ConsumerClass]:
-    """Who reads a tensor as a step leaves it; where that is on the way, who reads it otherwise."""
+    """Who reads a tensor after a step; if nobody reads it in that form, who reads it at all."""
     strategies, ends, on_the_way = result.decisions.strategies, [], []
     for consumer in group.consumer_classes:
         if group.in_forward and consumer.after_forward and when == "in the forward pass":
@@ -141,10 +145,10 @@ def _why(
     when: str,
     readers: Sequence[ConsumerClass],
 ) -> str:
-    """A sentence: its placements there, who reads it, and in which placements."""
+    """A sentence: the tensor's placements there, who reads it, and in which placements."""
     tensor = problem.graph.tensors[group.tensors[0]]
     source, target = (
-        format_placements(problem, tensor, p).removeprefix("replicated, ")  # of open sums
+        format_placements(problem, tensor, p).removeprefix("replicated, ")  # for open sums
         for p in (step.source, step.target)
     )
     named = list(dict.fromkeys(_reader(problem, each) for each in readers))
@@ -163,7 +167,7 @@ def _reader(problem: Problem, consumer: ConsumerClass) -> str:
 
 
 def _what(problem: Problem, group: TensorGroup, number: int, layers: Layers) -> str:
-    """A tensor by name, with stars for the numbers of layers."""
+    """The name of a tensor, with stars for the numbers of layers."""
     tensor = problem.graph.tensors[number]
     if tensor.producer is None:
         return re.sub(r"\d+", "*", tensor.name)
@@ -180,9 +184,9 @@ class Buffer:
     """A buffer that is live at the peak, or those of identical layers.
 
     Attributes:
-        what, layer: as of a ``Sending``.
+        what, layer: the same as in ``Sending``.
         category: "inputs", or one of ``cost.memory.CATEGORIES``.
-        nbytes: per device.
+        nbytes: bytes per device.
         class_id: number of the node class that produces it.
     """
 
@@ -200,7 +204,8 @@ def peak_buffers(problem: Problem, result: SearchResult, layers: Layers) -> list
     at_peak = bytes_at_peak(problem, result.decisions, cost.reshards, cost.kept)
     for number, own, others in at_peak:
         group = problem.tensor_groups[number]
-        # Of a group some tensors may be live and others not: their names say less than its row's.
+        # Some tensors of a group may be live and others not: their names say less than the row's
+        # name.
         tensor = graph.tensors[group.tensors[0]]
         what, layer = _what(problem, group, tensor.index, layers), layers.of_tensor[tensor.index]
         for category, live in {"inputs": own, **others}.items():

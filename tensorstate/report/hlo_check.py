@@ -32,14 +32,14 @@ KINDS = {
     "collective-permute": "permute",
 }
 # Asynchronous collectives are counted at their start; these suffixes continue or end them. The
-# operands of a start are the arrays, its result a tuple of them and of buffers, so bytes are those
-# of operands everywhere.
+# operands of a start are the arrays, and its result is a tuple of them and of buffers. So bytes are
+# always those of the operands.
 _LATER = ("-done", "-update")
 _TENSOR = re.compile(r'op_name="[^"]*\btensor:([^/"]+)')
 
 
 def tensor_scope(name: str) -> str:
-    """The name scope by which the collectives of a tensor are found in HLO."""
+    """The name scope that the collectives of a tensor have in HLO."""
     return f"tensor:{name.replace('/', '.')}"
 
 
@@ -50,10 +50,10 @@ class HloCollective(NamedTuple):
         kind: as in ``ReshardStep``; "permute" for the rounds of a schedule.
         axes: the mesh axes that its replica groups span; ``None`` for other groups.
         arrays: number of arrays.
-        nbytes: bytes of all arrays, of the larger of a device's buffers.
+        nbytes: bytes of all arrays, in the larger of a device's buffers.
         times: executions per training step.
-        tensor: the tensor that it reshards, where the step names it (``Plan.constrain``).
-        is_around: of a permute, whether every device sends.
+        tensor: the tensor that it reshards, if the step names it (``Plan.constrain``).
+        is_around: for a permute, whether every device sends.
     """
 
     kind: str
@@ -79,16 +79,16 @@ class HloCollectives:
 
 
 def read_hlo(text: str, mesh: MeshShape, lengths: frozenset[int] | None = None) -> HloCollectives:
-    """The collectives of a program, as ``jax.stages.Compiled.as_text()`` gives it.
+    """The collectives of a program, from the text of ``jax.stages.Compiled.as_text()``.
 
     All branches of conditionals are counted, since the taken branch depends on data.
 
     Args:
-        text: HLO.
-        mesh: on which it runs; the number of a device is its place in the mesh, the last axis
-            fastest.
-        lengths: of the loops whose bodies are counted as often as they run; all others once. By
-            default of all loops whose trip count XLA knows.
+        text: the HLO.
+        mesh: the mesh on which it runs; the number of a device is its place in the mesh, the last
+            axis fastest.
+        lengths: lengths of the loops whose bodies are counted as often as they run; bodies of all
+            others are counted once. By default all loops whose trip count XLA knows are included.
 
     Raises:
         FormatError: the text is not HLO, or has groups or pairs in an unknown notation.
@@ -123,11 +123,11 @@ class _HloWalker:
             if kind is not None:
                 yield from self._collective(kind, i, by_name, times)
             elif i.opcode == "while":
-                # XLA annotates the trip count where it knows it. The condition too may have
-                # collectives, as of a loss that has converged.
+                # XLA annotates the trip count if it knows it. The condition may have collectives
+                # too, such as those of a loss that has converged.
                 count = self.module.trip_count(i)
                 if self.lengths is not None and count not in self.lengths:
-                    count = None  # of a loop that the plan counts once, as data decides it there
+                    count = None  # a loop that the plan counts once, as data decides
                 self.unknown_loops += count is None
                 for part in ("condition", "body"):
                     inside = i.computation(part)
@@ -148,11 +148,11 @@ class _HloWalker:
         groups = replica_groups(i, self.module.num_partitions)
         size = groups.shape[1]
         if size > 1:
-            # An all_to_all may take the parts that it sends as operands of their own.
+            # An all_to_all may take the parts that it sends as separate operands.
             is_tuple = kind_of(kind).is_pairwise and i.type.startswith("(")
             split = is_tuple and "dimensions=" not in i.attributes
             arrays = max(1, len(sizes) // size) if split else len(sizes)
-            # Of the larger buffer: an all-gather's is the result, of all others the operand.
+            # Bytes of the larger buffer: the result of an all-gather, the operand of all others.
             nbytes = sum(sizes) * (size if kind_of(kind).copies else 1)
             yield HloCollective(kind, self._axes(groups), arrays, nbytes, times, _tensor(i))
 
@@ -176,7 +176,7 @@ def _tensor(i: Instruction) -> str:
 
 def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
     """The groups of devices along every set of long axes, small sets first."""
-    # Small sets first, so that a collective is given the fewest axes that explain it.
+    # Small sets come first so that a collective is given the fewest axes that explain it.
     for count in range(1, len(mesh.long_axes) + 1):
         for axes in itertools.combinations(mesh.long_axes, count):
             yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
@@ -189,7 +189,8 @@ class Row(NamedTuple):
     """Collectives of one kind along the same axes: how many, and their bytes.
 
     Bytes are those of the larger of a device's buffers. ``narrow`` and ``tiny`` are the predicted
-    bytes of 16-bit and of 8-bit floats.
+    bytes of 16-bit and of 8-bit floats, ``padding`` those that slices of unequal sizes have more
+    where they are padded to the largest.
     """
 
     kind: str
@@ -200,19 +201,26 @@ class Row(NamedTuple):
     compiled_bytes: int
     narrow: int = 0
     tiny: int = 0
+    padding: int = 0
 
     @property
     def agrees(self) -> bool:
-        """Whether the compiled bytes are the predicted ones."""
+        """Whether the compiled bytes equal the predicted ones."""
         return self.predicted_bytes == self.compiled_bytes
 
     @property
     def is_widened(self) -> bool:
-        """Whether as many collectives send the bytes that they have with wider floats."""
+        """Whether as many collectives send the bytes that they would have with wider floats."""
         # XLA on CPU sends 16-bit floats as 32-bit ones, and 8-bit ones as 16-bit or 32-bit ones.
         more = self.compiled_bytes - self.predicted_bytes
         wider = (self.narrow + self.tiny, self.narrow + 3 * self.tiny)
         return self.predicted_count == self.compiled_count and more > 0 and more in wider
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether collectives send at most the bytes that they have with padded slices."""
+        more = self.compiled_bytes - self.predicted_bytes
+        return self.compiled_count <= self.predicted_count and 0 < more <= self.padding
 
     @property
     def is_less(self) -> bool:
@@ -222,7 +230,7 @@ class Row(NamedTuple):
 
 
 class TensorRow(NamedTuple):
-    """Bytes of the collectives of one tensor, as for ``Row``; reductions of both kinds together."""
+    """Bytes of the collectives of one tensor, as in ``Row``; all reductions are one kind."""
 
     tensor: str
     predicted_bytes: int
@@ -235,15 +243,17 @@ class HloComparison:
 
     Attributes:
         rows: the collectives, by kind and axes.
-        unknown_loops: as in ``HloCollectives``.
+        unknown_loops: the same as in ``HloCollectives``.
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
-            temporaries and results that take no argument's place.
+            temporaries and results that take no argument's place. On CPU devices, whose memory is
+            the host's, copies on the host are among them.
         predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
             several axes taken axis by axis, permutes as exchanges, and those of pipeline stages and
             of ring attention as sends. 0 without a network.
         by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
             has the collectives that no tensor of the plan asks for.
+        predicted_host, compiled_host: bytes on the host, of a device that has its own memory.
     """
 
     rows: tuple[Row, ...]
@@ -255,19 +265,23 @@ class HloComparison:
     predicted_seconds: float = 0.0
     compiled_seconds: float = 0.0
     by_tensor: tuple[TensorRow, ...] = ()
+    predicted_host: int = 0
+    compiled_host: int = 0
 
     @property
     def agrees(self) -> bool:
         """Whether the bytes agree for every kind of collective and mesh axis.
 
-        Those of a loop whose length depends on data are compared per iteration.
+        The bytes of a loop whose length depends on data are compared per iteration.
         """
         return all(row.agrees for row in self.rows)
 
     @property
     def is_explained(self) -> bool:
         """Whether bytes agree but for floats that a CPU widens, and for what XLA leaves out."""
-        return all(row.agrees or row.is_widened or row.is_less for row in self.rows)
+        return all(
+            row.agrees or row.is_widened or row.is_padded or row.is_less for row in self.rows
+        )
 
     def _verdict(self) -> list[str]:
         if self.agrees or not self.is_explained:
@@ -278,11 +292,16 @@ class HloComparison:
                 "  floats of 16 and 8 bits: XLA on CPU sends them wider; compiled for GPU or TPU "
                 "they keep their width"
             )
+        if any(row.is_padded for row in self.rows):
+            lines.append(
+                "  slices of unequal sizes: XLA on CPU has no all_to_all of these, and sends all "
+                "as long as the longest may be; the plan counts those that are expected"
+            )
         if less := [row for row in self.rows if row.is_less]:
             nbytes = sum(row.predicted_bytes - row.compiled_bytes for row in less)
             lines.append(
                 f"  {nbytes:,} bytes that XLA does not send: it knows their values as it compiles, "
-                "or nothing reads them"
+                "sends once what two operators ask for, or nothing reads them"
             )
         return lines
 
@@ -300,7 +319,10 @@ class HloComparison:
         for name, predicted, compiled in (
             ("memory of arguments", self.predicted_inputs, self.compiled_inputs),
             ("memory beside them", self.predicted_temporaries, self.compiled_temporaries),
+            ("memory of the host", self.predicted_host, self.compiled_host),
         ):
+            if name.endswith("host") and not predicted and not compiled:
+                continue
             lines.append(f"{name:46} {predicted:>16,}{compiled:>16,}")
         if self.predicted_seconds or self.compiled_seconds:
             times = f"{seconds(self.predicted_seconds):>16}{seconds(self.compiled_seconds):>16}"
@@ -330,32 +352,36 @@ def compare_with_hlo(
             compile to permutes, which cannot be matched.
         mesh: the device mesh.
         cost: the prediction.
-        network: by which the compiled collectives are priced.
-        names: of the tensors, for a step whose collectives name theirs.
-        held: bytes of collectives ahead and behind, beside those of the cost, on devices that
-            overlap (``StepSchedule.held``).
-        graph: of the prediction, with the dtypes of tensors and the lengths of loops. Without it
-            XLA's counts of iterations are believed, and no float is known to be narrow.
+        network: the network that prices the compiled collectives.
+        names: names of the tensors, for a step that names its collectives by them.
+        held: bytes of collectives ahead and behind, in addition to those of the cost, on devices
+            that overlap (``StepSchedule.held``).
+        graph: the graph of the prediction, with the dtypes of tensors and the lengths of loops.
+            Without it XLA's counts of iterations are believed, and no float is known to be narrow.
 
     Raises:
-        FormatError: a compiler that does not show its HLO, or shows it in an unknown notation.
-        PlanError: a program for another number of devices.
+        FormatError: the compiler does not show its HLO, or shows it in an unknown notation.
+        PlanError: the program is for another number of devices.
     """
     program = read_hlo(compiled.as_text() or "", mesh, _lengths(graph))
     rows = _rows(program, mesh, cost, graph)
     sends = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
+    on_host = memory.host_temp_size_in_bytes if memory else 0
+    together = 0 if on_host else cost.memory.host
     return HloComparison(
         rows,
         program.unknown_loops,
         cost.memory.inputs,
         memory.argument_size_in_bytes if memory else 0,
-        cost.memory.peak - cost.memory.inputs + round(held),
+        cost.memory.peak - cost.memory.inputs + round(held) + together,
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
         0.0 if network is None else network_seconds(program.collectives, network, sends),
         () if names is None else _by_tensor(program.collectives, cost, names),
+        cost.memory.host - together,
+        on_host,
     )
 
 
@@ -366,12 +392,15 @@ def _rows(
     count: dict[tuple[str, str], int] = defaultdict(int)
     nbytes: dict[tuple[str, str], int] = defaultdict(int)
     for collective in program.collectives:
-        # Groups along no axes of the mesh are of a collective that XLA has added.
+        # Groups along no axes of the mesh belong to a collective that XLA has added.
         along = collective.axes
         axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
         count[collective.kind, axes] += collective.arrays * collective.times
         nbytes[collective.kind, axes] += collective.nbytes * collective.times
     sent = {} if graph is None else bytes_by_dtype(graph, cost)
+    padding: dict[tuple[str, int], int] = defaultdict(int)
+    for send in cost.inner_sends:
+        padding[send.kind, send.axis] += send.times * send.padding
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     return tuple(
         Row(
@@ -381,6 +410,7 @@ def _rows(
             cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
             nbytes[key],
             *_narrow(sent.get(expected.get(key, ("", 0)), Counter())),
+            padding.get(expected.get(key, ("", 0)), 0),
         )
         for key in sorted({*expected, *count})
     )
@@ -393,8 +423,8 @@ def bytes_by_dtype(graph: Graph, cost: Cost) -> dict[tuple[str, int], Counter[st
         dtype = str(graph.tensors[reshard.tensors[0]].dtype)
         for step, num_repeats in reshard.counted_steps:
             sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
-    for send in cost.ring_sends:
-        sent["permute", send.axis][send.dtype] += send.times * send.nbytes
+    for send in cost.inner_sends:
+        sent[send.kind, send.axis][send.dtype] += send.times * send.nbytes
     return sent
 
 
@@ -405,7 +435,7 @@ def _narrow(sent: Counter[str]) -> tuple[int, int]:
 
 
 def _lengths(graph: Graph | None) -> frozenset[int] | None:
-    """The known lengths of a graph's loops; ``None`` where all are known."""
+    """The known lengths of a graph's loops; ``None`` if all are known."""
     if graph is None or all(loop.length is not None for loop in graph.loops):
         return None
     return frozenset(loop.length for loop in graph.loops if loop.length is not None)
@@ -419,7 +449,7 @@ def network_seconds(
     """Seconds of collectives on a network, one after the other.
 
     Args:
-        sends: mesh axes along which permutes are sends from a device to the next.
+        sends: mesh axes along which permutes are sends from a device to the next one.
     """
 
     def seconds_of(c: HloCollective) -> float:
@@ -432,11 +462,11 @@ def network_seconds(
 
 
 def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveCostModel) -> float:
-    """A collective along several axes is one along the first, and one of the others within it."""
+    """Seconds of a collective along the first axis, and of one along the others within it."""
     if not axes:
         return 0.0
-    # An all-reduce of two axes: reduce-scatter along the first, all-reduce of the parts along the
-    # second, all-gather along the first. An all-to-all sends all of its bytes along each.
+    # For an all-reduce of two axes: reduce-scatter along the first, all-reduce of the parts along
+    # the second, all-gather along the first. An all-to-all sends all of its bytes along each.
     (first, *others), one = axes, network.collective_seconds
     rest, part = tuple(others), nbytes // network.mesh.sizes[axes[0]]
     if kind == "permute" or kind_of(kind).is_pairwise:
@@ -451,7 +481,7 @@ def _by_tensor(
     collectives: Iterable[HloCollective], cost: Cost, names: Mapping[int, str]
 ) -> tuple[TensorRow, ...]:
     """The tensors whose bytes differ, those with the most bytes beyond the plan first."""
-    # Names of scopes, in which a slash would begin another scope: see ``tensor_scope``.
+    # Names of scopes; a slash in one would begin another scope: see ``tensor_scope``.
     predicted: dict[str, int] = defaultdict(int)
     compiled: dict[str, int] = defaultdict(int)
     for reshard in cost.reshards:

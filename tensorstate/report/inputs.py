@@ -1,8 +1,8 @@
-"""The inputs of a plan as text: for every sharding the names that have it.
+"""The inputs of a plan as text: the names of the arrays by sharding.
 
-A model of any depth has few shardings, so this is short: the parameters are listed by sharding, and
-moments of an optimizer only where they are not sharded like their parameter. Names that differ in
-one part are one name: ``layers_*/{gate,up}/kernel``.
+A model of any depth has few shardings, so this is short. Parameters are listed by sharding, and
+moments of an optimizer only if their sharding differs from that of their parameter. Names that
+differ in one part become one name: ``layers_*/{gate,up}/kernel``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tensorstate.problem.problem import Problem
 from tensorstate.report.units import size
 
 ROLES = ("parameter", "optimizer", "input", "constant")
-# Columns of a line, and shardings of a role, of which the largest are listed.
+# The columns of a line; and the number of shardings listed for a role, the largest first.
 WIDTH, MOST_SPECS = 100, 8
 
 
 def padding_lines(problem: Problem) -> list[str]:
-    """The dimensions of arguments that the plan pads; or those that no axis divides."""
+    """The dimensions of arguments that the plan pads; if none, those that no axis divides."""
     graph, axes = problem.traced, problem.mesh.sizes
     if graph.padding is not None:
         by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -78,8 +78,9 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
             placements = problem.produced_placements(group, strategies[group.class_id])
             specs |= dict.fromkeys(group.tensors, spec_text(problem, tensor, placements))
             local[tensor.role] += group.multiplicity * problem.input_bytes(group, placements)
-    # By the ends of their paths: ``params/up`` ends in "up" as Optax's ``state/0/mu/up`` does, and
-    # of a Flax state ``state/params/Dense_0/kernel`` as ``state/opt_state/0/mu/Dense_0/kernel``.
+    # Moments are matched by the ends of their paths: ``params/up`` ends in "up" as Optax's
+    # ``state/0/mu/up`` does. In a Flax state ``state/params/Dense_0/kernel`` has the same end as
+    # ``state/opt_state/0/mu/Dense_0/kernel``.
     of_parameter: dict[object, set[str]] = defaultdict(set)
     for tensor in (graph.tensors[t] for t in specs):
         if tensor.role == "parameter":
@@ -102,7 +103,7 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
 
 
 def _parameters_spec(tensor: Tensor, of_parameter: Mapping[object, set[str]]) -> str | None:
-    """The sharding of the parameters of its sizes whose paths share the longest end with a name."""
+    """The sharding of parameters of equal sizes whose paths share the longest end with a name."""
     found = (of_parameter.get((end, tensor.sizes)) for end in _ends(tensor))
     specs = next((specs for specs in found if specs), set())
     return next(iter(specs)) if len(specs) == 1 else None
@@ -117,7 +118,7 @@ def _ends(tensor: Tensor) -> list[tuple[str, ...]]:
 def _spec_lines(
     tensors: Sequence[Tensor], specs: dict[int, str], among: Collection[str]
 ) -> Iterator[str]:
-    """The names by sharding, those of the most bytes first."""
+    """The names by sharding, shardings with the most bytes first."""
     by_spec: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_spec[specs[tensor.index]].append(tensor)
@@ -137,8 +138,8 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
     """Fewer names for the same tensors: those that differ in one part become one.
 
     Args:
-        names: of the tensors.
-        among: of all tensors; a star stands for none but those in ``names``.
+        names: names of the tensors.
+        among: names of all tensors; a star stands only for tensors in ``names``.
     """
     # Part by part, from the first: layers/0/up, layers/0/down, layers/1/up and layers/1/down become
     # layers/{0,1}/up and layers/{0,1}/down, and then layers/{0,1}/{up,down}.
@@ -163,9 +164,9 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
 
 
 def _joined(parts: Sequence[Sequence[str]], others: Collection[str]) -> str:
-    """A name of which some parts are choices: all numbers as a star, unless it says too much."""
-    # A star for ("0", "1") also stands for "2": where that is another tensor's, of another
-    # sharding, numbers are listed instead.
+    """A name with choices in some parts; all numbers are a star unless that says too much."""
+    # A star for ("0", "1") also stands for "2". If that is another tensor with another sharding,
+    # the numbers are listed instead.
     stars = [_star(choices) for choices in parts]
     pattern = "/".join(
         "[^/]*".join(map(re.escape, star.split("*")))

@@ -1,11 +1,11 @@
-"""The layers of a plan, by the names of the model: what each takes, and how it is sharded.
+"""The layers of a plan, by the names of the model: the cost of each, and how it is sharded.
 
-A layer is what the model calls one. Of operators that is the name stack, which Flax fills with
-modules; of a parameter its path without the last part. Where a model names no modules, operators
-belong to the parameter that they read, and others to the layer of their operands. Layers whose
-names differ in numbers alone, and which have the same shardings, are one row.
+A layer is what the model calls one. For an operator it is the name stack, which Flax fills with
+modules; for a parameter it is its path without the last part. If a model names no modules,
+operators belong to the parameter that they read, and others to the layer of their operands. Layers
+whose names differ only in numbers and whose shardings are the same are one row.
 
-Seconds and bytes of all rows add up to those of the plan.
+The seconds and bytes of all rows add up to those of the plan.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Picture(NamedTuple):
     """An array and how it lies on the devices.
 
     Attributes:
-        name: of the tensor, or the operator that makes it and its line.
-        short: what stands below the picture.
-        shape: of the full array.
+        name: the name of the tensor, or the operator that makes it and its line.
+        short: the text below the picture.
+        shape: the shape of the full array.
         cuts: for every dimension the mesh axes that shard it, major first.
         partial: the mesh axes along which every device has a term of it.
-        spec: the same as a ``PartitionSpec``.
-        nbytes: per device.
+        spec: its sharding as a ``PartitionSpec``.
+        nbytes: bytes per device.
         class_id: number of the node class that produces it.
     """
 
@@ -65,12 +65,12 @@ class Layer:
     """A row: a layer, or several with the same shardings.
 
     Attributes:
-        name: with a star for numbers that differ.
-        paths: of all of its layers.
+        name: its name, with a star for numbers that differ.
+        paths: the paths of all of its layers.
         parameters, activations: its arrays.
-        compute, communication: seconds of a step in all of them together.
-        nbytes: of the parameters and the optimizer's state, per device.
-        classes: the node classes that it has a part of, in the order of execution.
+        compute, communication: seconds of a step in all of its layers together.
+        nbytes: bytes of the parameters and the optimizer's state, per device.
+        classes: the node classes that have operators in it, in the order of execution.
     """
 
     name: str
@@ -95,7 +95,8 @@ class Layers:
         self.problem, self.graph, self.result = problem, problem.graph, result
         inputs = [tensor for tensor in self.graph.tensors if tensor.producer is None]
         self.path_of_tensor = _paths_of_inputs(inputs)
-        # Of parameters and of their casts an operator is, rather than of another operand.
+        # An operator belongs to the layer of a parameter, or of a cast of one, before that of
+        # another operand.
         self.of_state = {t.index for t in inputs if t.role in ("parameter", "optimizer")}
         self.beginnings = {
             path[:end] for path in self.path_of_tensor.values() for end in range(1, len(path) + 1)
@@ -111,7 +112,7 @@ class Layers:
     # ------------------------------------------------------------------ whose an operator is
 
     def _paths_of_nodes(self) -> list[Path]:
-        """By number of a node the path of its layer."""
+        """The path of a node's layer, by number of the node."""
         found = [OTHERS] * len(self.graph.nodes)
         # A chain reads what is produced before its last operator.
         last = {n.index: max((m.operator for m in n.members), default=-1) for n in self.graph.nodes}
@@ -129,7 +130,7 @@ class Layers:
         return found
 
     def _read(self, operators: Sequence[Operator]) -> list[Tensor]:
-        """The tensors that a fused chain reads from outside of it."""
+        """The tensors that a fused chain reads from outside it."""
         made = {use.tensor for operator in operators for use in operator.results}
         reads = dict.fromkeys(use.tensor for o in operators for use in o.operands)
         return [self.graph.tensors[number] for number in reads if number not in made]
@@ -139,9 +140,9 @@ class Layers:
         named = (_beginning(_path_of_stack(o.source.stack), self.beginnings) for o in operators)
         if path := next(filter(None, named), None):
             return path
-        # Without a name by its operands: a parameter, or a cast of one; in the backward pass a
-        # residual, but by products of two activations, which are of the gradient's layer; at last
-        # what was computed last.
+        # Without a name, the operands decide: a parameter or a cast of one comes first. In the
+        # backward pass a residual comes next, except for products of two activations, which belong
+        # to the gradient's layer. Otherwise the operand that was computed last decides.
         reads = [
             tensor
             for tensor in self._read(operators)
@@ -162,7 +163,7 @@ class Layers:
     # ------------------------------------------------------------------ pictures
 
     def _pictures_by_path(self) -> Mapping[Path, tuple[list[Picture], list[Picture]]]:
-        """By path its parameters, and its largest result of the forward pass."""
+        """By path, its parameters, and its largest result of the forward pass."""
         found: dict[Path, tuple[list[Picture], list[Picture]]] = defaultdict(lambda: ([], []))
         largest: dict[Path, tuple[Any, Picture]] = {}
         for group in self.problem.tensor_groups:
@@ -178,7 +179,8 @@ class Layers:
                     if tensor.role in ("parameter", "input"):
                         found[path][0].append(picture())
                 elif group.in_forward:
-                    # A product rather than a result that is computed of it element by element.
+                    # A product is preferred to a result that is computed from it element by
+                    # element.
                     kind = self.problem.node(group.class_id).kind
                     rank = kind in ("einsum", "window", "gather"), tensor.nbytes, -number
                     if path not in largest or rank > largest[path][0]:
@@ -193,7 +195,7 @@ class Layers:
         dims, shape, name = tensor.array_dims, None, tensor.name
         short = name.rpartition("/")[2]
         if dims is None and tensor.producer is not None:
-            # As the model has it: the dimensions of a result are those of its array.
+            # As in the model: the dimensions of a result are those of its array.
             operator = self.graph.operators[tensor.producer]
             view = operator.eqn.outputs[tensor.result]
             dims = tuple(tuple(p for p in of if p is not None) for of in view.positions)
@@ -229,7 +231,7 @@ class Layers:
             if path not in row.paths:
                 row.paths.append(path)
                 parameters, activations = pictures.get(path, ([], []))
-                # One of each kind: others of the row are like it.
+                # One of each kind is shown: others in the row are like it.
                 if len(row.paths) == 1:
                     row.parameters, row.activations = parameters, activations
             if node.class_id not in row.classes:
@@ -250,15 +252,15 @@ class Layers:
         )
 
     def _add_costs(self) -> None:
-        """Seconds and bytes of every row; ``math.fsum`` of them is the plan's."""
+        """Add the seconds and bytes of every row; their ``math.fsum`` is that of the plan."""
         problem, cost, rows = self.problem, self.result.cost, {row.name: row for row in self.rows}
         strategies = self.result.decisions.strategies
         for node, name in zip(self.graph.nodes, self.of_node, strict=True):
             runs = 1 + (node.index in cost.kept.rerun)
             strategy = strategies[node.class_id]
             rows[name].compute += runs * problem.seconds(node.class_id, strategy)
-            for send in problem.ring_sends(node.class_id, strategy):
-                rows[name].communication += runs * problem.send_around_seconds(send)
+            for send in problem.inner_sends(node.class_id, strategy):
+                rows[name].communication += runs * problem.inner_send_seconds(send)
         for reshard in cost.reshards:
             group = problem.tensor_groups[reshard.group]
             for tensor in reshard.tensors:
@@ -273,7 +275,7 @@ class Layers:
 
 
 def _paths_of_inputs(inputs: Sequence[Tensor]) -> dict[int, Path]:
-    """By number of an input or constant the path of its layer."""
+    """The path of an input's or constant's layer, by its number."""
     parameters = {t.index: tuple(t.name.split("/")) for t in inputs if t.role == "parameter"}
     # All parameters begin with "params/params", which says nothing.
     folders = [path[:-1] for path in parameters.values()]
@@ -285,7 +287,7 @@ def _paths_of_inputs(inputs: Sequence[Tensor]) -> dict[int, Path]:
         if tensor.role == "input":
             paths[tensor.index] = INPUTS
         elif tensor.role != "parameter":
-            # Moments have the path of their parameter behind that of the optimizer.
+            # Moments have the path of their parameter after that of the optimizer.
             path = tuple(tensor.name.split("/"))
             ends = (layer.get(path[start:]) for start in range(len(path)))
             paths[tensor.index] = next(filter(None, ends), OTHERS)
@@ -303,9 +305,10 @@ def _path_of_stack(stack: str) -> Path:
 
 
 def _beginning(path: Path, beginnings: Collection[Path]) -> Path:
-    """The longest beginning of a path that a parameter's path has, too; none of others.
+    """The longest beginning that a path shares with a parameter's path; empty if there is none.
 
-    A name stack has names of the user's functions, and of JAX's, behind those of modules.
+    A name stack has the names of modules, and behind them names of the user's and of JAX's
+    functions.
     """
     return next((path[:end] for end in range(len(path), 0, -1) if path[:end] in beginnings), ())
 
@@ -313,12 +316,12 @@ def _beginning(path: Path, beginnings: Collection[Path]) -> Path:
 def _names_of_rows(
     paths: Iterable[Path], pictures: Mapping[Path, tuple[list[Picture], list[Picture]]]
 ) -> dict[Path, str]:
-    """By path the name of its row: numbers are stars where the shardings are the same."""
+    """The name of the row of every path: numbers become stars if the shardings are the same."""
     same: dict[tuple[Path, object], list[Path]] = defaultdict(list)
     for path in dict.fromkeys(paths):
         stem = tuple(re.sub(r"\d+", "*", part) for part in path)
         shown = [each for of in pictures.get(path, ([], [])) for each in of]
-        # Shapes and shardings, not names, which differ in numbers.
+        # Shapes and shardings are compared, but not names, which differ in numbers.
         look = tuple((each.shape, each.cuts, each.partial) for each in shown)
         same[stem, look].append(path)
     stems = Counter(stem for stem, _ in same)
@@ -328,7 +331,7 @@ def _names_of_rows(
         if len(members) == 1:
             name = "/".join(members[0])
         elif stems[stem] > 1:
-            # Layers of one stem that differ: a star would say that they do not.
+            # Layers with one stem that differ: a star would say that they do not.
             name = ", ".join("/".join(path) for path in members[:4])
             name += f" and {len(members) - 4} more" if len(members) > 4 else ""
         names |= dict.fromkeys(members, name)

@@ -1,38 +1,129 @@
-"""The parallelism of a plan, by the names that people give it, and in a sentence.
+"""The parallelism of a plan, by its established names, and in a sentence.
 
-The established names, per mesh axis, are read off the decisions.
+The names, per mesh axis, are derived from the decisions.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.report.units import size
 
-# A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
-# tensor alone, so that few plans follow one name everywhere.
+# A name applies if at least this share of the FLOPs or bytes follows it. The search decides for
+# every tensor alone, so few plans follow one name everywhere.
 MIN_SHARE = 0.5
 
 
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
-    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates."""
-    baselines = Baselines(problem)
-    return {
-        name: _parallelisms(problem, decisions, cost, baselines, axis)
-        for axis, name in enumerate(problem.mesh.names)
-    }
+    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates.
+
+    A name alone is that of the whole axis: with "DDP" all parameters are replicated along it and
+    every product is split by the batch. "mostly DDP" has exceptions, and of several parallelisms
+    each is said to be there partly.
+    """
+    baselines, found = Baselines(problem), dict[str, list[str]]()
+    for axis, of_axis in enumerate(problem.mesh.names):
+        names = _parallelisms(problem, decisions, cost, baselines, axis)
+        if len(names) > 1:
+            found[of_axis] = [f"partly {name}" for name in names]
+        else:
+            kept = _KeptWhole(problem, decisions, baselines, axis)
+            found[of_axis] = [name if kept.holds(name) else f"mostly {name}" for name in names]
+    return found
+
+
+class _KeptWhole:
+    """Whether a name is true of all of a mesh axis, by inputs and products of the forward pass."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, baselines: Baselines, axis: int):
+        self.problem, self.decisions, self.axis = problem, decisions, axis
+        self.baselines = baselines
+
+    def holds(self, name: str) -> bool:
+        """Whether inputs and products are all as a parallelism places them."""
+        if name in ("DDP", "batch sharded"):
+            return self._none("parameter", "optimizer") and self._is_by_batch()
+        if name == "ZeRO-2":
+            return self._none("parameter") and self._all("optimizer") and self._is_by_batch()
+        if name.startswith("ZeRO"):
+            return self._all("parameter", "optimizer") and self._is_by_batch()
+        if name.startswith("Megatron"):
+            return self._all("parameter", least_dims=2) and not self._is_any_by_batch()
+        if name.startswith("context"):
+            return all(self._products_with(self.baselines.sequence))
+        return True  # experts, rings and stages need no more than their own operators
+
+    def _inputs(self, roles: Sequence[str], least_dims: int = 1) -> Iterator[int]:
+        """The classes of inputs of some roles."""
+        for class_id in range(len(self.decisions.strategies)):
+            tensor = self.problem.node(class_id).tensor
+            if tensor is not None:
+                found = self.problem.graph.tensors[tensor]
+                if found.role in roles and len(found.sizes) >= least_dims:
+                    yield class_id
+
+    def _none(self, *roles: str) -> bool:
+        """Whether the axis shards no input of some roles."""
+        return all(self.decisions.strategies[c][self.axis] < 0 for c in self._inputs(roles))
+
+    def _all(self, *roles: str, least_dims: int = 1) -> bool:
+        """Whether the axis shards all inputs of some roles that it can."""
+        return all(
+            self.decisions.strategies[c][self.axis] >= 0 or not self._may_shard(c)
+            for c in self._inputs(roles, least_dims)
+        )
+
+    def _may_shard(self, class_id: int) -> bool:
+        """Whether the axis may shard a class beside what other axes shard of it."""
+        chosen, axis = self.decisions.strategies[class_id], self.axis
+        others = chosen[:axis], chosen[axis + 1 :]
+        return any(
+            strategy[axis] >= 0 and (strategy[:axis], strategy[axis + 1 :]) == others
+            for strategy in self.problem.strategies[class_id].all
+        )
+
+    def _factor(self, class_id: int) -> int | None:
+        """The factor of a class that the axis shards, if any."""
+        placement = self.decisions.strategies[class_id][self.axis]
+        return self.baselines.label_factors[class_id][placement] if placement >= 0 else None
+
+    def _is_by_batch(self) -> bool:
+        """Whether the axis shards all products by the batch, and all inputs that have one."""
+        batch, factors = self.baselines.batch, self.baselines.label_factors
+        inputs = (c for c in self._inputs(("input",)) if batch & set(factors[c]))
+        return all(self._products_with(batch)) and all(
+            self._factor(c) in batch or not self._may_shard(c) for c in inputs
+        )
+
+    def _products_with(self, factors: frozenset[int]) -> Iterator[bool]:
+        """Of the products of the forward pass, whether the axis shards one of some factors.
+
+        Of products that have none of these factors, whether it shards nothing.
+        """
+        for class_id, of_labels in enumerate(self.baselines.label_factors):
+            node, by = self.problem.node(class_id), self._factor(class_id)
+            if node.kind in ("einsum", "window") and node.phase == "forward":
+                yield by in factors if factors & set(of_labels) else by is None
+
+    def _is_any_by_batch(self) -> bool:
+        """Whether the axis shards an input or a product by the batch."""
+        flops = flops_by_factor(self.problem, self.decisions, self.baselines, self.axis)
+        sharded = {*map(self._factor, self._inputs(("input",))), *flops}
+        return not sharded.isdisjoint(self.baselines.batch)
 
 
 def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
-    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
+    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + mostly Megatron on `model```."""
     by_axis = parallelism_by_axis(problem, decisions, cost)
-    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
+    parts = [f"{', '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
     for keeping in table.optional():
         if nodes := cost.kept.nodes(keeping):
             parts.append(f"{len(nodes)} operators {keeping}")
@@ -50,33 +141,36 @@ def _parallelisms(
             f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
             f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
         ]
-    # By the factor that products are sharded along on this axis: the batch is data parallelism, the
-    # sequence context parallelism, experts are expert parallelism, and what products sum over or
-    # make new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
+    # Named by the factor along which the axis shards products: the batch is data parallelism, the
+    # sequence context parallelism, and experts expert parallelism. What products sum over or make
+    # new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
-    has_ring = any(  # whether keys and values go round along the axis
-        send.axis == axis
+    within = {  # whether keys and values go round along the axis, and whether rows are exchanged
+        send.is_around
         for class_id, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(class_id, strategy)
-    )
-    ring = " (ring attention)" if has_ring else ""
+        for send in problem.inner_sends(class_id, strategy)
+        if send.axis == axis and problem.node(class_id).kind == "einsum"
+    }
+    ring = " (ring attention)" if True in within else ""
     if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
         names.append(f"context parallel{ring}")
     elif ring:
         names.append("ring attention")
     experts = expert_factors(problem)
-    if experts and _share(flops_of, experts):
+    if False in within:
+        names.append("expert parallel (rows exchanged)")
+    elif experts and _share(flops_of, experts):
         names.append("expert parallel")
     named = baselines.batch | baselines.sequence | experts
     inner = sum(
         flops for factor, flops in flops_of.items() if factor is not None and factor not in named
     )
-    # A tenth, not MIN_SHARE: beside a batch that is sharded in most products, a vocabulary or an
-    # MLP that is not is worth a name.
+    # A tenth instead of MIN_SHARE: if the batch is sharded in most products, a vocabulary or an MLP
+    # that is sharded in another way still deserves a name.
     if total and inner >= 0.1 * total:
         spread = _is_sequence_parallel(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
@@ -96,7 +190,7 @@ def flops_by_factor(
         node = problem.node(class_id)
         if node.kind not in ("einsum", "window") or node.phase != "forward":
             continue
-        # Of the forward pass alone, whose factors the products of the backward pass repeat.
+        # Only the forward pass counts: products of the backward pass repeat its factors.
         flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
         placement = strategy[axis]
         factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
@@ -105,10 +199,10 @@ def flops_by_factor(
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
-    """Batch factors of a product with a parameter to which tokens are routed.
+    """The batch factors of products with a parameter to which tokens are routed.
 
-    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts,
-    and come back, by products or by indices; members meet only in a mean.
+    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts
+    and come back by products or by indices; members meet only in a mean.
     """
     experts, routed = set(), set[int]()
     tensors = problem.graph.tensors
@@ -129,7 +223,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
             if not is_parameter(problem.graph, use.tensor):
                 continue
             # [tokens, experts, width] with weights [experts, width, hidden]: "experts" is in all
-            # three, while a width is summed over, and heads come with the weights.
+            # three arrays, while a width is summed over, and heads come with the weights.
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
@@ -140,7 +234,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
     """DDP or a stage of ZeRO, by the inputs that are sharded along the axis.
 
-    "batch sharded" where no gradient is reduced along it: a name would promise that.
+    It is "batch sharded" if no gradient is reduced along the axis, since a name would promise that.
     """
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
@@ -152,7 +246,7 @@ def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: 
 
 
 def _gathered_once(problem: Problem, cost: Cost) -> float:
-    """The share of the bytes of parameters of which gathered copies stay for the backward pass."""
+    """The share of the parameters' bytes whose gathered copies stay for the backward pass."""
     copied, total = 0, 0
     for reshard in cost.reshards:
         group = problem.tensor_groups[reshard.group]
@@ -165,14 +259,19 @@ def _gathered_once(problem: Problem, cost: Cost) -> float:
 
 def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
     """Whether sums are completed along an axis after the forward pass, as DDP's gradients are."""
-    # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
-    # all.
+    # This is false for a step without parameters and for inference, which only shard a batch.
     return any(
         step.axis == axis and step.collective is not None and step.collective.adds
         for reshard in cost.reshards
-        if not problem.tensor_groups[reshard.group].in_forward
+        if _is_after_forward(problem, problem.tensor_groups[reshard.group])
         for step in reshard.steps
     )
+
+
+def _is_after_forward(problem: Problem, group: TensorGroup) -> bool:
+    """Whether the tensors of a group are of the backward pass, or of one in a loop over steps."""
+    roles = {problem.graph.tensors[tensor].role for tensor in group.tensors}
+    return not group.in_forward or "gradient" in roles
 
 
 def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
@@ -191,8 +290,8 @@ def _is_sequence_parallel(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
-    # The norms and residual sums between the products of layers: Megatron shards products only, and
-    # with sequence parallelism these too, so that no device repeats them.
+    # These are the norms and residual sums between the products of layers. Megatron shards only
+    # products; with sequence parallelism it shards these too, so that no device repeats them.
     along = total = 0
     for class_id, strategy in enumerate(decisions.strategies):
         node = problem.node(class_id)
@@ -210,7 +309,7 @@ def _is_sequence_parallel(
 
 # ---------------------------------------------------------------------- a sentence
 
-# What every device along an axis has, by the name of the parallelism.
+# The part of every device along an axis, by the name of the parallelism.
 _HAS = {
     "DDP": "a part of the batch and all parameters, whose gradients are summed",
     "batch sharded": "a part of the batch",
@@ -226,20 +325,24 @@ _HAS = {
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
     "expert parallel": "a part of the experts",
+    "expert parallel (rows exchanged)": "a part of the experts, to which rows are sent",
 }
 
 
 def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
-    """A plan as one describes it to a colleague: by mesh axis the part that each device has.
+    """A plan described as to a colleague: by mesh axis, the part that each device has.
 
-    An axis has the parts that most of its arithmetic and most bytes of its parameters follow.
+    "Mostly" is said of the part that most arithmetic and most bytes of parameters follow.
     """
     axes: dict[str, list[int]] = {}
     for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):
         if problem.mesh.sizes[axis] > 1:
             # Several names are of different operators: nobody has all and a part of the weights.
+            is_mostly = any(name.startswith("mostly ") for name in names)
+            names = [name.removeprefix("mostly ").removeprefix("partly ") for name in names]
             said = [_HAS.get(name, "the layers of a stage") for name in names]
-            has = "each has for some operators " if len(said) > 1 else "each has "
+            has = "each mostly has " if is_mostly else "each has "
+            has = "each has for some operators " if len(said) > 1 else has
             has += ", and for others ".join(said)
             axes.setdefault(has if said else "all do the same", []).append(axis)
     parts = []
@@ -247,5 +350,8 @@ def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
         devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)
         named = " and ".join(f"`{problem.mesh.names[axis]}`" for axis in along)
         parts.append(f"of the {devices} devices along {named} {each}")
-    text = "; ".join(parts) or "one device does all of it"
+    parts = parts or ["one device does all of it"]
+    if cost.memory.host:
+        parts.append(f"on the host wait {size(cost.memory.host)} of activations of each device")
+    text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

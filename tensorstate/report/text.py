@@ -21,7 +21,7 @@ from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.parallelism import parallelism_name, sentence
 from tensorstate.report.units import seconds, size
 
-# Placements of one kind of activations are listed from this share of its bytes on, up to so many.
+# The least share of an activation's bytes for which placements are listed, and the most of them.
 MIN_LISTED, MOST_LISTED = 0.1, 3
 WIDTH = 120  # columns at which other lines are wrapped
 
@@ -46,7 +46,7 @@ def common_pattern(names: Sequence[str]) -> str:
 
 
 def summary(problem: Problem, result: SearchResult, memory_limit: float | None) -> str:
-    """The whole plan."""
+    """The description of the whole plan."""
     return "\n".join(
         [
             *_headline(problem, result, memory_limit),
@@ -83,11 +83,11 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
 
 
 def _allowed(problem: Problem, result: SearchResult) -> str:
-    """Of which plans the gap is, where other arguments of the search allow faster ones."""
+    """The plans that the gap refers to, if other arguments of the search allow faster ones."""
     if math.isinf(result.bound) or problem.graph.loop_form != "keep":
         return ""
-    # Residuals that a loop stacks and another reads are tensors of the step then, with copies of
-    # rows; traced in pairs, as for recompute=True, the search decides how they are kept.
+    # Residuals that a loop stacks and another reads are then tensors of the step, with copies of
+    # rows. Traced in pairs, as for recompute=True, the search decides how they are kept.
     graph = problem.graph
     stacks = {
         use.tensor
@@ -106,7 +106,7 @@ def _allowed(problem: Problem, result: SearchResult) -> str:
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
     """The time of the schedule, and how much of the communication computation hides."""
-    # Nearly all exposed is as all: a rounded figure would only be repeated.
+    # If nearly all is exposed, a rounded figure would only repeat the first.
     sent, exposed = cost.communication, timeline.exposed_seconds
     hidden = f" ({seconds(exposed)} of it exposed)" if exposed < 0.999 * sent else ""
     ahead = f", up to {size(timeline.held)} sent ahead or behind" if timeline.held else ""
@@ -144,6 +144,7 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
         f"saved {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
         f"temporaries {size(memory.temporaries)}"
+        + (f"; on the host {size(memory.host)}" if memory.host else "")
     ]
 
 
@@ -157,7 +158,7 @@ def _short_splits(problem: Problem, result: SearchResult) -> list[str]:
         parts = [tensor.sizes[position] for position in tensor.array_dims[0]]
         if len(parts) < 2 or not tensor.consumers:
             continue
-        # A specification shards the major factor of a dimension alone.
+        # A specification shards only the major factor of a dimension.
         rows, split, line = (
             math.prod(parts),
             parts[0],
@@ -219,8 +220,8 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
     for reshard in result.cost.reshards:
         if (heading := _heading(problem, reshard)) is not None:
             groups[heading].append(reshard)
-    # Of each kind the placements that hold most bytes. A deep model has hundreds of tensors in few
-    # placements, of which the small ones (norms, biases) say nothing.
+    # For each kind, the placements that hold most bytes. A deep model has hundreds of tensors in
+    # few placements; the small ones (norms, biases) say nothing.
     lines = []
     for name, reshards in groups.items():
         bytes_by_placements: dict[str, int] = defaultdict(int)
@@ -294,7 +295,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         if tensor.index not in reshard.tensors:
             continue
         group = problem.tensor_groups[reshard.group]
-        # All tensors of a group have one decision, for which any of them may be asked.
+        # All tensors of a group have one decision, so any of them may be asked about.
         tied = f", like {group.multiplicity - 1} others" if group.multiplicity > 1 else ""
         spec = functools.partial(format_placements, problem, tensor)
         local = size(problem.local_bytes(group, reshard.produced_placements))

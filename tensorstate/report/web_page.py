@@ -2,8 +2,8 @@
 
 From the top: a sentence, the layers with pictures of their arrays, the dearest collectives with
 their reasons, the step in time, and memory with the buffers at its peak. A click leads to tensors
-and operators, and to what any other strategy would cost. The page around it, its style and its
-rules are those of ``jaxcoll.pages``.
+and operators, and to the cost of any other strategy. The page around it, its style and its rules
+come from ``jaxcoll.pages``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ PHASES = ("forward", "backward", "optimizer")
 # A page stays below about 2 MB, which a browser opens at once.
 MOST_CLASSES, MOST_EVENTS, MOST_POINTS = 1000, 8000, 1000
 MOST_SENDINGS, MOST_BUFFERS, MOST_LAYERS = 10, 12, 200
-_MOST_ALTERNATIVES = 5  # of a class
-_MOST_ARRAYS = 24  # of a layer
+_MOST_ALTERNATIVES = 5  # shown for a class
+_MOST_ARRAYS = 24  # shown for a layer
 
 
 class Shown(NamedTuple):
     """A plan on a page.
 
     Attributes:
-        problem, result, memory_limit: as for ``report.summary``.
-        name: of the plan.
+        problem, result, memory_limit: the arguments of ``report.summary``.
+        name: the name of the plan.
     """
 
     problem: Problem
@@ -56,13 +56,13 @@ def page(title: str, *plans: Shown) -> str:
     """The page's HTML, with one plan or with several side by side."""
     notes: list[str] = []
     data = {"plans": [_plan(shown, notes) for shown in plans]}
-    # Of several the numbers stand in a table, not in tiles.
+    # The numbers of several plans stand in a table instead of tiles.
     facts = _facts(plans[0]) if len(plans) == 1 else {}
     return html_page("plan", title, facts, [*dict.fromkeys(notes)], data)
 
 
 def _plan(shown: Shown, notes: list[str]) -> dict[str, Any]:
-    """The script's data of a plan."""
+    """The data of a plan for the page's script."""
     problem, result, memory_limit, _ = shown
     cost, mesh = result.cost, problem.mesh
     timeline, layers = cost.timeline(memory_limit), Layers(problem, result)
@@ -102,6 +102,7 @@ def _facts(shown: Shown) -> dict[str, str]:
         "exposed communication": seconds(timeline.exposed_seconds),
         "collectives": f"{sum(cost.count_by_collective.values()):,}",
         "memory": size(cost.memory.peak),
+        **({"on the host": size(cost.memory.host)} if cost.memory.host else {}),
         "gap": "no bound" if math.isinf(result.bound) else f"{100 * result.gap:.2g} %",
     }
     if problem.microbatches > 1:
@@ -233,7 +234,7 @@ def _shown_classes(problem: Problem, result: SearchResult, notes: list[str]) -> 
 
 
 def _by_work(problem: Problem, strategies: Sequence[Strategy], classes: Iterable[int]) -> list[int]:
-    """Node classes, those in which most time is spent first."""
+    """Node classes, those that take the most time first."""
     return sorted(
         classes, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
     )
@@ -242,11 +243,11 @@ def _by_work(problem: Problem, strategies: Sequence[Strategy], classes: Iterable
 def _classes(
     problem: Problem, result: SearchResult, shown: Sequence[int], layers: Layers
 ) -> dict[str, Any]:
-    """The classes with their strategies, the tensors between them, and why they are so."""
+    """The classes with their strategies, the tensors between them, and the reasons."""
     number = {class_id: i for i, class_id in enumerate(shown)}
     strategies = result.decisions.strategies
     texts = sorted({strategy_text(problem, strategies[g]) for g in shown})
-    # Where a plan has too many strategies to price them all, those of the most work are explained.
+    # If a plan has too many strategies to price them all, those with the most work are explained.
     priced = alternatives(problem, result, _by_work(problem, strategies, shown))
     return {
         "kinds": texts,
@@ -315,7 +316,7 @@ def _class(
 def _why(
     problem: Problem, result: SearchResult, class_id: int, priced: Sequence[Alternative] | None
 ) -> list[str]:
-    """What other strategies would cost, in sentences."""
+    """Sentences on what other strategies would cost."""
     if priced is None:
         return ["Other strategies were not priced: the plan has too many."]
     if not priced:
@@ -365,7 +366,7 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     for _, own, others in bytes_by_group(problem, result.decisions, cost.reshards, cost.kept):
         inputs += own
         nbytes += others
-    # Every part of neighbouring points is shown by its highest, so that the peak stays on the page.
+    # Each part of neighbouring points is shown by its highest, so that the peak stays on the page.
     chosen = np.arange(len(points))
     if len(points) > MOST_POINTS:
         notes.append(f"Memory stands at {MOST_POINTS:,} of {len(points):,} points, with its peaks.")
@@ -382,8 +383,8 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
 
 
 def _events(timeline: StepSchedule, number: Mapping[int, int], notes: list[str]) -> list[list]:
-    """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
-    # Microseconds, to seven digits from the start of the step.
+    """Events as [start, seconds, lane, name, class]; if there are many, the longest of them."""
+    # In microseconds, to seven digits from the start of the step.
     events: Sequence[Event] = timeline.events
     if len(events) > MOST_EVENTS:
         whole = math.fsum(event.seconds for event in events)

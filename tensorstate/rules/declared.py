@@ -1,9 +1,9 @@
 """Functions whose sharding rule the user declares, by the names of their dimensions.
 
-A kernel is opaque to tracing: nothing says that heads are independent in it, and batching rules say
-how it is called only. Declared, it is one operator with the labels of the declaration, and a device
-runs the function itself on its shards. The gradient is the function's own, one operator too: a
-label that an operand lacks is summed over in the operand's gradient.
+A kernel is opaque to tracing: nothing says that heads are independent in it, and batching rules
+tell only how it is called. A declared kernel is one operator with the labels of the declaration,
+and a device runs the function itself on its shards. The function's own gradient is one operator
+too: a label that an operand lacks is summed over in the operand's gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tensorstate.rules.sharding_rule import (
     ShardingRule,
 )
 
-# Elements of every dimension where a function is tried: a half of them is still more than one.
+# Elements of every dimension on which a function is tried: half of them is still more than one.
 TRIED = 4
 
 Names = tuple[str, ...]
@@ -43,10 +43,10 @@ class Declaration(NamedTuple):
     Attributes:
         function: returns a tuple.
         operands, results: the label of every dimension.
-        whole: labels that every device has as a whole; ``None`` where they are found by trying.
-        tried: the declaration that is tried for them: of a gradient, its function's.
+        whole: labels that every device has as a whole; ``None`` if they are found by trying.
+        tried: the declaration that is tried to find them; for a gradient, that of its function.
         summed: labels of operands alone over which the function sums.
-        attention: of softmax attention, whose queries and keys may be sharded together.
+        attention: the softmax attention whose queries and keys may be sharded together.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -73,24 +73,28 @@ def declare(
     Args:
         function: a function of arrays that returns an array or a tuple of them, such as an
             attention kernel or a grouped product. It must run on shards of its operands as on whole
-            ones.
+            operands.
         labels: one for every dimension, as in ``"b q h d, b k h d, b k h d -> b q h d"``. A label
-            that all results have may be sharded, unless it is ``whole``: along it, every part of a
-            result must depend on the same part of the operands that have it, and on the others.
-        whole: labels that stay whole, such as ``"k d"``. By default those along which the function
-            returns other values on halves of small random arrays than on all of them.
-        summed: labels that no result has and that may be sharded: the results are the sums of those
-            on the parts of the operands, as over ``"k"`` of a product ``"m k, k n -> m n"``.
+            that
+            all results have may be sharded, unless it is ``whole``: along it, every part of a
+                result
+            must depend on the same part of the operands that have it, and on the other operands.
+        whole: labels that stay whole, such as ``"k d"``. By default, labels along which the
+            function returns other values on halves of small random arrays than on whole ones.
+        summed: labels that no result has and that may be sharded: results are then the sums of the
+            results on parts of the operands, as over ``"k"`` of a product ``"m k, k n -> m n"``.
         ring: labels of the queries and of the keys of softmax attention, as ``"q k"``, that may be
-            sharded together: ring attention. Keys and values then go round the devices, and
-            queries may be sharded alone, also under a causal mask, with all keys gathered. In both
-            cases the products are those of ``rules.ring``; with whole sequences the function runs.
-        scale, causal: of that attention; by default found by the function on small arrays.
+            sharded together: ring attention. Keys and values then go round the devices. Queries may
+            also be sharded alone, even under a causal mask, with all keys gathered. Both cases use
+            the products of ``rules.ring``; with whole sequences the function runs.
+        scale, causal: scale and mask of that attention; by default found with the function on small
+            arrays.
 
     Raises:
-        PlanError: labels that are no such pattern, or are both whole and summed; and, while a step
-            is traced, other numbers of dimensions, a function that does not run on small arrays, or
-            a function with ``ring`` whose results are not those of softmax attention.
+        PlanError: the labels are no such pattern, or one is both whole and summed. While a step is
+            traced: the numbers of dimensions differ, the function does not run on small arrays, or
+                the
+            results of a function with ``ring`` are not those of softmax attention.
     """
     checks.function(function, "the declared function", PlanError)
     operands, results = _parsed(labels)
@@ -124,8 +128,9 @@ def _differentiable(forward: Declaration) -> Callable[..., Any]:
     """The function, with a gradient that is one operator too."""
     results = forward.results
 
-    # ``custom_vjp``: the primitive has no rule of differentiation. The gradient is bound as one
-    # too, which stays one operator, where ``jax.vjp`` would trace the inside of the kernel.
+    # ``custom_vjp`` is needed because the primitive has no rule of differentiation. The gradient is
+    # bound as a primitive too, so that it stays one operator; ``jax.vjp`` would trace the inside of
+    # the kernel.
     @jax.custom_vjp
     def call(*arrays):
         made = declared_p.bind(*arrays, declaration=forward)
@@ -187,7 +192,7 @@ def _ring(
     whole: frozenset[str],
     labels: str,
 ) -> Attention | None:
-    """The attention whose queries and keys are named, checked; ``None`` where none are."""
+    """The attention whose queries and keys are named, checked; ``None`` if none are named."""
     names = tuple(checks.text(ring, "ring", PlanError).split() if ring != "" else ())
     if not names:
         return None
@@ -198,7 +203,7 @@ def _ring(
 
 @functools.cache
 def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
-    """The gradient of a function in its operands of real numbers."""
+    """The gradient of a function with respect to its operands of real numbers."""
     count = len(forward.operands)
 
     def gradients(*arrays):
@@ -251,7 +256,7 @@ def _text(sides: Sequence[Names]) -> str:
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[Any], *, declaration: Declaration) -> Any:
-    """Under ``vmap`` the function itself, whose rule has no label for the new dimension."""
+    """The function itself under ``vmap``: its rule has no label for the new dimension."""
     made = jax.vmap(declaration.function, tuple(dims))(*operands)
     return made, (0,) * len(made)
 
@@ -269,7 +274,7 @@ declared_p = jax_internals.define_function(
 def sharding_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """The labels of the declaration; those that a gradient lacks are summed over."""
+    """The labels of the declaration; labels that a gradient lacks are summed over."""
     declaration: Declaration = params["declaration"]
     tried = declaration.tried or declaration
     whole = declaration.whole
@@ -278,15 +283,15 @@ def sharding_rule(
         whole = _found_whole(tried, dtypes)
     names = dict.fromkeys(itertools.chain.from_iterable(declaration.operands))
     number = {name: k for k, name in enumerate(names)}
-    # A label that some result of the function lacks is summed over in it, in a way that only its
-    # user knows: a softmax over all keys does not follow from those over parts. It stays whole,
-    # unless it is ``summed``.
+    # A label that some result of the function lacks is summed over in a way that only the user
+    # knows: a softmax over all keys does not follow from those over parts. It stays whole unless it
+    # is ``summed``.
     missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
     whole = whole | (missing - tried.summed)
     attention = declaration.attention
     if attention is not None:
         whole -= {attention.queries}
-    # In a gradient this is a plain sum: of "b q h d, b k h d -> b q h d" with a weight "h d" the
+    # In a gradient this is a plain sum. For "b q h d, b k h d -> b q h d" with a weight "h d", the
     # gradient of the weight is the sum over b and q, which may be sharded, with partial results.
     summed = {n for n in names if any(n not in of_result for of_result in declaration.results)}
     sizes = {
@@ -296,7 +301,7 @@ def sharding_rule(
     }
     operations, counted, unseen, ring = 2, sizes, {}, None
     if attention is not None:
-        # Two products forward; in a gradient these again, and five.
+        # Two products forward; in a gradient these two again, and five more.
         operations = 4 if declaration.tried is None else 14
         counted = {n: size for n, size in sizes.items() if n not in (attention.heads or ())[1:]}
         queries, keys = number[attention.queries], number[attention.keys]
@@ -311,15 +316,16 @@ def sharding_rule(
         need_replication=frozenset(number[n] for n in whole),
         flops=operations * math.prod(counted.values()),
         unseen=unseen,
-        ring=ring,
+        pairing=ring,
     )
 
 
 @functools.cache
 def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> frozenset[str]:
     """The labels of all results along which halves do not give the halves of the results."""
-    # On numbers, since no jaxpr of a kernel would tell. Integers are indices or masks: 0 or 1 is in
-    # the bounds of all that they may index.
+    # The function is tried on numbers, since no jaxpr of a kernel would tell. Integers are indices
+    # or
+    # masks: 0 or 1 is within the bounds of everything they may index.
     draw = np.random.default_rng(0)
     arrays = [
         (
@@ -335,11 +341,11 @@ def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> froz
     grouped = frozenset(attention.heads or ()) if attention is not None else frozenset[str]()
     everywhere -= grouped
     try:
-        run = jax.jit(declaration.function)  # one program: an operation alone compiles as long
+        run = jax.jit(declaration.function)  # one program: a single operation compiles as long
         full = run(*arrays)
         found = {n for n in everywhere if not _independent(declaration, run, arrays, full, n)}
         return grouped | found
-    except Exception as error:  # of a kernel: sizes or devices that it does not take
+    except Exception as error:  # from a kernel that does not take these sizes or devices
         name = getattr(declaration.function, "__name__", "the function")
         raise PlanError(
             f"{name}, declared as {_text(declaration.operands)} -> {_text(declaration.results)}, "

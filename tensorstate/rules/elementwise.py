@@ -2,8 +2,8 @@
 
 All of them can be sharded along every dimension. They differ in whether they may run on partial
 sums. With x = x1 + x2 and y = y1 + y2 on two devices, 2 x is 2 x1 + 2 x2 and x + y is (x1 + y1) +
-(x2 + y2), but exp(x) is not exp(x1) + exp(x2). Where a rule says linear, an all-reduce may wait
-until the operator has run.
+(x2 + y2), but exp(x) is not exp(x1) + exp(x2). If a rule says linear, an all-reduce may wait until
+the operator has run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tensorstate.rules.sharding_rule import (
     num_elements,
 )
 
-# Names, by the linearity of the result in the arguments. Jointly: a sum of which one term is open
-# and the other complete would add the complete one once per device, so both must be open.
+# Names by the linearity of the result in the arguments. Jointly linear: if one term of a sum is
+# open and the other complete, every device would add the complete one, so both must be open.
 _JOINTLY_LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "real", "imag")
 _BILINEAR = ("mul",)
 _OTHERS = """
@@ -37,9 +37,9 @@ threefry2x32 xor zeta random_fold_in random_clone
 def sharding_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """One label for every dimension of the result. Arguments of size 1 are broadcast along it."""
-    # JAX broadcasts by equations of their own; only scalars are broadcast here, as the predicate of
-    # ``select_n`` and the bounds of ``clamp``.
+    """One label for every dimension of the result; arguments of size 1 are broadcast along it."""
+    # JAX broadcasts by separate equations; only scalars are broadcast here, such as the predicate
+    # of ``select_n`` and the bounds of ``clamp``.
     shape = results[0].shape
     return ShardingRule(
         "elementwise",
@@ -91,7 +91,7 @@ def pin_rule(arguments, results, params) -> ShardingRule:
 
 def barrier_rule(arguments, results, params) -> ShardingRule:
     """``optimization_barrier``: every argument has its own labels."""
-    # Shared ones would tie arrays that have nothing in common, as residuals of a checkpoint.
+    # Shared labels would tie arrays that have nothing in common, such as residuals of a checkpoint.
     labels, first = [], 0
     for argument in arguments:
         labels.append(tuple(range(first, first + len(argument.shape))))
@@ -109,6 +109,6 @@ RULES: dict[str, PrimitiveRule] = {
         convert_rule, lambda equation, arrays, _: bind_with(equation, arrays, sharding=None)
     ),
     "optimization_barrier": PrimitiveRule(barrier_rule),
-    # A pin; not linear, since partial sums are completed before it.
+    # A pin is not linear, since partial sums are completed before it.
     "sharding_constraint": PrimitiveRule(pin_rule, lambda equation, arrays, shard: arrays),
 }

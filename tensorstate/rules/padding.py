@@ -1,8 +1,8 @@
 """Operators that keep the added rows of padded dimensions out of results.
 
 ``mask_padding`` sets them to a value that does not change what reads them: 0 before a sum, minus
-infinity before a maximum. ``bound_indices`` gives indices the bounds of the dimension as traced,
-which is shorter than the one that is indexed.
+infinity before a maximum. ``bound_indices`` gives indices the bounds of the traced dimension, which
+is shorter than the indexed one.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def _mask_rule(
 
 
 def _run_mask(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    """Replace the added rows of ``params["dims"]``: (dimension, sizes as traced, padded sizes)."""
+    """Replace the added rows of ``params["dims"]``: (dimension, traced sizes, padded sizes)."""
     (x,) = arrays
     inside = jnp.asarray(True)
     for d, sizes, padded in equation.params["dims"]:
-        # Factor by factor, from the minor one: of a dimension of (3 of 4) heads of (5 of 6) a row
-        # is an added one if its head is, or its place in the head.
+        # Factor by factor, from the minor one: in a dimension of (3 of 4) heads of (5 of 6), a row
+        # is an added one if its head is added, or its place in the head.
         index = shard.global_indices(equation.arguments[0][d])
         along = jnp.ones(index.shape, bool)
         for size, longer in zip(reversed(sizes), reversed(padded), strict=True):
@@ -56,7 +56,7 @@ def _run_mask(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> S
 def _bound_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """Elementwise, but for the last dimension, along which every column has its own bound."""
+    """Elementwise, except along the last dimension, in which every column has its own bound."""
     rank = len(results[0].shape)
     labels = tuple(range(rank))
     replicated = frozenset({rank - 1})
@@ -64,15 +64,15 @@ def _bound_rule(
 
 
 def _run_bound(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    """Clip indices outside of the dimension as traced, or move them out of the padded one.
+    """Clip indices outside the traced dimension, or move them out of the padded one.
 
-    ``params["columns"]`` are (column, size as traced, padded size).
+    ``params["columns"]`` holds (column, traced size, padded size).
     """
     (index,) = arrays
     column = jnp.arange(index.shape[-1])
     for k, size, padded in equation.params["columns"]:
-        # Index 10 of a table of 10 rows that has 12 now is outside, and must stay so: it would read
-        # an added row. Negative ones are outside of both.
+        # Index 10 of a table of 10 rows padded to 12 is outside and must stay so: it would read an
+        # added row. Negative ones are outside both.
         outside = (index >= size) & (column == k)
         index = jnp.where(
             outside,

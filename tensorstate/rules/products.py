@@ -1,10 +1,11 @@
 """Sums of products (``dot_general``, convolutions), reductions, cumulative reductions, sorting.
 
-Products of groups of rows with weights of their own, the experts of a mixture, are ``ragged_dot``.
+``ragged_dot`` multiplies groups of rows by weights of their own, as the experts of a mixture do.
 The rows of a group follow each other. In the forward product every group of rows meets its own
 weights: experts and rows can be sharded. A device with some of the experts computes the rows of
 these, and zeros for all others, so the shards are summed. In the gradient of the weights the rows
-are summed, each group for itself, and experts are a dimension of the result.
+are summed, each group for itself, and experts are a dimension of the result. Where both are sharded
+together, rows are sent to their experts (``exchange``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.ir.graph import Reduce
+from tensorstate.ir.placements import Exchange
+from tensorstate.rules.exchange import Groups
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -50,7 +53,7 @@ class ProductLabels(NamedTuple):
 def product_labels(
     arguments: Sequence[AbstractArray], numbers: Any, groups: Sequence[int] = ()
 ) -> ProductLabels:
-    """The labels of a product, as of ``jnp.einsum``.
+    """The labels of a product, as in ``jnp.einsum``.
 
     Args:
         numbers: contracted and batch dimensions of both operands, as for ``lax.dot_general``.
@@ -71,7 +74,7 @@ def product_labels(
         reductions[label] = "sum"
     left = tuple(next(labels) if label is None else label for label in a)
     right = tuple(next(labels) if label is None else label for label in b)
-    # JAX puts the batch first, then what is free on the left, then on the right.
+    # JAX puts the batch first, then the free dimensions of the left operand, then of the right.
     out = [left[i] for i in left_batch]
     out += [label for i, label in enumerate(left) if i not in (*left_sum, *left_batch)]
     gone = (*right_sum, *right_batch, *groups)
@@ -93,19 +96,21 @@ def dot_general(
 def convolution(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """Batch and features as in an einsum. Space is replicated: windows would cross its shards."""
+    """Batch and features as in an einsum; space is replicated: windows would cross its shards."""
     # [N, H, W, C] with [3, 3, C, F] is sharded by N, by F, or by C with partial sums. The gradient
-    # of the kernel is a convolution too, in which images are contracted: ``numbers`` then call N
-    # the features, so no case of its own is needed.
+    # of the
+    # kernel is a convolution too, which contracts images: its ``numbers`` then call N the features,
+    # so it needs no case of its own.
     numbers = params["dimension_numbers"]
     kernel = arguments[1].shape
     labels = label_counter()
     batch, channels, features, *unshared = (next(labels) for _ in range(6))
     need_replication = set(unshared)
     sides = ((batch, channels), (features, channels), (batch, features))
-    # Group counts split the features or batch of one array only: these dimensions share no label.
-    # Features are replicated too: a device with half of them would have half of the groups, which
-    # is another group count, and other channels of the image.
+    # Group counts split the features or batch of one array only, so these dimensions share no
+    # label.
+    # Features are replicated too: a device with half of them would have half of the groups, so
+    # another group count, and other channels of the image.
     if params["feature_group_count"] > 1:
         sides = ((batch, unshared[0]), (features, unshared[1]), (batch, features))
         need_replication.add(features)
@@ -132,32 +137,38 @@ def convolution(
 def ragged_dot(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """An einsum with a label for the groups: summed over, or of the result."""
+    """An einsum with a label for the groups, which is summed over or belongs to the result."""
     contracted, batch, _, groups = _grouped_numbers(params)
     left, right, out, reductions, unused = product_labels(arguments, (contracted, batch), groups)
-    # Forward, [rows, k] with [experts, k, n] gives [rows, n]: every row meets one expert, which is
-    # as a sum over experts of which all terms but one are 0. The gradient of the weights, [rows, k]
-    # with [rows, n], is [experts, k, n]: no operand has that dimension.
+    # Forward, [rows, k] with [experts, k, n] gives [rows, n]: every row meets one expert, like a
+    # sum over experts in which all terms but one are 0. The gradient of the weights, [rows, k] with
+    # [rows, n], is [experts, k, n]: no operand has the dimension of experts.
     sizes = next(unused)
     if not groups:
         out = (next(unused), *out)
     gone = (*contracted[1], *batch[1], *groups)
     columns = math.prod(n for j, n in enumerate(arguments[1].shape) if j not in gone)
+    _, _, ragged, _ = _grouped_numbers(params)
+    rows, expert = left[ragged[0]], right[groups[0]] if groups else out[0]
+    num_experts = arguments[1].shape[groups[0]] if groups else results[0].shape[0]
+    exchange = Exchange(next(unused), rows, expert)
     return ShardingRule(
         "einsum",
         (left, right, (sizes,)),
         (out,),
         reductions,
         BILINEAR,
-        # Every device needs the sizes of all groups, to know where its own begin.
+        # Every device needs the sizes of all groups, to know where its own groups begin.
         frozenset({sizes}),
-        # Of every row once, however many experts there are.
+        # Every row counts once, however many experts there are.
         2 * math.prod(arguments[0].shape) * columns,
+        {exchange.label: math.gcd(arguments[0].shape[ragged[0]], num_experts)},
+        exchange,
     )
 
 
 def _grouped_numbers(params: Mapping[str, Any]):
-    """Contracted and batch dimensions of both operands, the ragged one, and the groups' one."""
+    """Contracted and batch dimensions of both operands, the ragged one, and that of groups."""
     numbers = params["ragged_dot_dimension_numbers"]
     contracted, batch = numbers.dot_dimension_numbers
     return contracted, batch, numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
@@ -176,24 +187,26 @@ def _run_grouped(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -
     """The product of a device's rows with its experts' weights."""
     left, right, sizes = arrays
     _, _, ragged, groups = _grouped_numbers(equation.params)
+    if shard.exchange is not None:
+        return _run_exchanged(equation, arrays, shard)
     rows = equation.arguments[0][ragged[0]]
     experts = equation.arguments[1][groups[0]] if groups else equation.results[0][0]
     if shard.is_sharded(rows):
-        # The sizes of groups on this device: by the group of every row that it has. Groups of 3, 0
-        # and 5 rows on two devices are (3, 0, 1) and (0, 0, 4).
+        # The sizes of groups on this device, from the group of every row that it has. Groups of 3,
+        # 0 and 5 rows on two devices are (3, 0, 1) and (0, 0, 4).
         group_of = jnp.searchsorted(jnp.cumsum(sizes), shard.global_indices(rows), side="right")
         sizes = (group_of[:, None] == jnp.arange(len(sizes))).sum(0, dtype=sizes.dtype)
     if not shard.is_sharded(experts):
         return bind_with(equation, (left, right, sizes))
     mine = shard.global_indices(experts)
-    if shard.is_sharded(experts[1:]):  # experts of several blocks: all, the others with weights 0
+    if shard.is_sharded(experts[1:]):  # several blocks of experts: all, others with weights 0
         if not groups:
             return [result[mine] for result in bind_with(equation, (left, right, sizes))]
         at = (*(slice(None),) * groups[0], mine)
         shape = (*right.shape[: groups[0]], len(sizes), *right.shape[groups[0] + 1 :])
         return bind_with(equation, (left, jnp.zeros(shape, right.dtype).at[at].set(right), sizes))
     first, count = mine[0], shard.size(experts)
-    # The rows before a device's experts are a group of their own, with weights of 0.
+    # The rows before a device's experts are a group of their own, with zero weights.
     before = jnp.where(jnp.arange(len(sizes)) < first, sizes, 0).sum(keepdims=True)
     own = lax.dynamic_slice_in_dim(sizes, first, count)
     sizes = jnp.concatenate([before.astype(sizes.dtype), own])
@@ -202,6 +215,26 @@ def _run_grouped(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -
         right = jnp.concatenate([zeros, right], axis=groups[0])
         return bind_with(equation, (left, right, sizes))
     return [result[1:] for result in bind_with(equation, (left, right, sizes))]
+
+
+def _run_exchanged(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
+    """The product of rows that are sent to their experts; results of rows are sent back."""
+    left, right, sizes = arrays
+    contracted, _, ragged, groups = _grouped_numbers(equation.params)
+    rows = equation.arguments[0][ragged[0]]
+    (expert,) = equation.arguments[1][groups[0]] if groups else equation.results[0][0]
+    route = Groups.of(shard, rows, expert, sizes)
+
+    def sent(x, at):
+        return jnp.moveaxis(route.out(jnp.moveaxis(x, at, 0)), 0, at)
+
+    left = sent(left, ragged[0])
+    if not groups:  # the gradient of the weights: both operands have the rows
+        left_sum, right_sum = contracted
+        right = sent(right, right_sum[left_sum.index(ragged[0])])
+        return bind_with(equation, (left, right, route.sizes))
+    (made,), at = bind_with(equation, (left, right, route.sizes)), equation.results[0].index(rows)
+    return [jnp.moveaxis(route.back(jnp.moveaxis(made, at, 0)), 0, at)]
 
 
 RULES: dict[str, PrimitiveRule] = {
@@ -222,7 +255,7 @@ REDUCE_OPS: dict[str, Reduce | None] = {
     "reduce_min": "min",
     "reduce_or": "max",
     "reduce_and": "min",
-    # Results of shards of these cannot be combined by a sum, a maximum or a minimum.
+    # Results of their shards cannot be combined by a sum, a maximum or a minimum.
     "reduce_prod": None,
     "reduce_xor": None,
     "argmax": None,
@@ -261,12 +294,12 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
         params: Mapping[str, Any],
     ) -> ShardingRule:
         """Replicated along one dimension; independent along the others."""
-        # A sharded ``cumsum`` would need the totals of all devices before it, a sharded ``sort``
-        # rows of all of them.
+        # A sharded ``cumsum`` would need the totals of all devices before it, and a sharded
+        # ``sort`` the rows of all devices.
         rank = len(arguments[0].shape)
         axis = params["dimension" if name == "sort" else "axis"] % rank
         labels = tuple(range(rank))
-        shortened = arguments[0].shape[axis] != results[0].shape[axis]  # of ``top_k``
+        shortened = arguments[0].shape[axis] != results[0].shape[axis]  # only in ``top_k``
         kept = tuple(rank if i == axis and shortened else i for i in labels)
         return ShardingRule(
             "reduction" if name == "top_k" else "opaque",

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 def _rule_with_shared_dims(
     kind: Kind, shapes: Sequence[Shape], results: Sequence[Shape], same: Sequence[bool], **more
 ) -> ShardingRule:
-    """The rule of arrays of one rank: they share the labels of the dimensions that are ``same``.
+    """The rule of arrays of one rank, which share the labels of the dimensions that are ``same``.
 
     Other dimensions are replicated.
     """
@@ -67,7 +67,7 @@ def _run_slice(equation: LocalEqn, arrays, shard: LocalShard):
     start = list(equation.params["start_indices"])
     limit = list(equation.params["limit_indices"])
     for d, labels in enumerate(equation.results[0]):
-        if labels == equation.arguments[0][d]:  # not sliced: to the end of the shard
+        if labels == equation.arguments[0][d]:  # not sliced, so to the end of the shard
             limit[d] = shard.size(labels)
     return bind_with(equation, arrays, start_indices=tuple(start), limit_indices=tuple(limit))
 
@@ -83,8 +83,8 @@ def split(arguments, results, params) -> ShardingRule:
 
 def concatenate(arguments, results, params) -> ShardingRule:
     """Replicated along the concatenated dimension; jointly linear in all arguments."""
-    # Halves of 4 and of 4 rows, each sharded in two, have rows 0, 1 and 4, 5 on the first device:
-    # joined there, they are not the first half of the 8.
+    # Two arrays of 4 rows, each sharded in two, have rows 0, 1 and 4, 5 of the result on the first
+    # device. Joined there, they are not the first half of the 8 rows.
     shapes, axis = [argument.shape for argument in arguments], params["dimension"]
     same = [d != axis for d in range(len(shapes[0]))]
     linear = (frozenset(range(len(shapes))),)
@@ -129,8 +129,8 @@ def dynamic_update_slice(arguments, results, params) -> ShardingRule:
 
 def reshape(arguments, results, params) -> ShardingRule:
     """A reshape that is not a view: only unchanged first and last dimensions can be sharded."""
-    # [batch, 4, 6] to [batch, 6, 4]: neither 4 nor 6 is a product of parts of the other, so that no
-    # factors explain it (see ``tracing.propagate``), but the batch is the same in both.
+    # [batch, 4, 6] to [batch, 6, 4]: neither 4 nor 6 is a product of parts of the other, so no
+    # factors explain the reshape (see ``tracing.propagate``), but the batch is the same in both.
     a, b = arguments[0].shape, results[0].shape
     head = next(i for i, (x, y) in enumerate(zip((*a, 0), (*b, -1), strict=False)) if x != y)
     max_tail = min(len(a), len(b)) - head
@@ -156,8 +156,8 @@ def reshape(arguments, results, params) -> ShardingRule:
 
 def source(arguments, results, params) -> ShardingRule:
     """Generated from no arguments, or from replicated keys: each shard can be generated alone."""
-    # Costs no communication, whatever its placements: an ``iota`` of positions or a mask of dropout
-    # is made where and as it is read.
+    # It costs no communication in any placements: an ``iota`` of positions or a mask of dropout is
+    # made where it is read, in the placements in which it is read.
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     need_replication = frozenset(label for dims in ins for label in dims)
@@ -179,7 +179,7 @@ def _run_iota(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def _is_pointwise(params: Mapping[str, Any], rank: int) -> list[bool]:
-    """For every dimension whether each window is one element, and each element in one window."""
+    """For every dimension, whether each window is one element and each element in one window."""
     once = [1] * rank
     dims = params["window_dimensions"]
     strides = params.get("window_strides", once)
@@ -264,15 +264,15 @@ THREEFRY = "key<fry>"
 def _run(equation: LocalEqn, arrays, shard: LocalShard):
     """Generate the local shard only, if the generator is Threefry, which hashes element indices.
 
-    Other generators generate the full array, of which the shard is taken. The traced shape numbers
-    the elements; dimensions that are padded are longer, and hold anything in their added rows.
+    Other generators generate the full array and take the shard from it. The traced shape numbers
+    the elements; padded dimensions are longer, with arbitrary values in their added rows.
     """
     (key,), (dims,) = arrays, equation.results
     shape = (*key.shape, *equation.params["shape"])
     if shape == tuple(shard.size(labels) for labels in dims):
         return bind(equation, arrays, shard)
     count = math.prod(shape)
-    # Without this option of JAX the bits of an element depend on the size of the whole array.
+    # Without this JAX option the bits of an element depend on the size of the whole array.
     by_index = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
     if str(key.dtype) == THREEFRY and by_index and not key.ndim and count < 2**32:
         return [_threefry(key, equation.params["bit_width"], dims, shape, shard)]
@@ -284,12 +284,12 @@ def _run(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def _threefry(key, width: int, dims, shape: Sequence[int], shard: LocalShard):
-    """The local shard of ``jax.random.bits`` of a shape."""
+    """The local shard of the ``jax.random.bits`` of a shape."""
     index = jnp.zeros((), jnp.uint32)
     for labels, size in zip(dims, shape, strict=True):
         along = shard.global_indices(labels).astype(jnp.uint32)
         index = index[..., None] * jnp.uint32(size) + along
-    # JAX hashes the number of an element in 64 bits: the upper 32 are 0 of fewer than 2**32.
+    # JAX hashes the number of an element in 64 bits; below 2**32 elements the upper 32 are 0.
     first, second = jax.random.key_data(key)
     words = jnp.broadcast_arrays(first, second, 0 * index, index)
     high, low = jax_internals.threefry(*words)

@@ -15,20 +15,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.ir.graph import Kind, Reduce
-from tensorstate.ir.placements import RingStrategy
+from tensorstate.ir.placements import Pairing
 
 
 class MicrobatchSlice(NamedTuple):
     """One iteration of the loop over microbatches.
 
     The batch is sharded among devices first. A microbatch takes the same slice of every shard, so
-    that no device needs examples of another: of eight examples on two devices, the first of two
-    microbatches has 0, 1, 4 and 5.
+    that no device
+    needs examples of another: if two devices have eight examples, the first of two microbatches has
+    0, 1, 4 and 5.
 
     Attributes:
         index: number of the microbatch.
         count: number of all microbatches.
-        batch_shards: shards of the batch; the microbatch takes ``1 / count`` of each.
+        batch_shards: number of shards of the batch; the microbatch takes ``1 / count`` of each.
     """
 
     index: Any
@@ -37,8 +38,9 @@ class MicrobatchSlice(NamedTuple):
 
     def global_indices(self, index: Any, size: int) -> Any:
         """Convert indices in the microbatch to indices in the full batch of ``size`` examples."""
-        # Parts of two examples in the class's example: index 2, the third of the first microbatch,
-        # is in part 1 of it, which is part 2 of the batch, that of the second device.
+        # In the example of the class, a part is two examples: index 2, the third of the first
+        # microbatch, is in part 1 of it, which is part 2 of the batch, the first part of the second
+        # device.
         part = size // (self.batch_shards * self.count)
         return (index // part * self.count + self.index) * part + index % part
 
@@ -51,7 +53,7 @@ class MicrobatchSlice(NamedTuple):
     def slice_batch(self, x: Any, position: int, devices: int = 1) -> Any:
         """The microbatch of a device's array, whose batch is sharded over ``devices``."""
         shape, shards = x.shape, self.batch_shards // devices
-        # Sizes are counted, never -1: of an array without elements that is none.
+        # Sizes are computed instead of -1, which cannot be inferred for an array without elements.
         size = shape[position] // self.count
         cut = (shards, self.count, size // shards)
         x = x.reshape(*shape[:position], *cut, *shape[position + 1 :])
@@ -68,17 +70,35 @@ class MicrobatchSlice(NamedTuple):
         return x.reshape(*shape[:position], self.count * size, *shape[position + 1 :])
 
 
+class Along(NamedTuple):
+    """A mesh axis along which rows are exchanged, as a device sees it.
+
+    Attributes:
+        name, size: of the axis.
+        strides: by label, how far the shards of neighbours along the axis are apart.
+        is_padded: whether slices are sent as blocks of ``jax.lax.all_to_all``, as long as a device
+            has rows; otherwise they go by ``jc.ragged_all_to_all``.
+    """
+
+    name: str
+    size: int
+    strides: Mapping[int, int]
+    is_padded: bool = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalShard:
     """The index range of each of an operator's labels that one device computes.
 
     Attributes:
-        sizes: elements of every label.
-        counts: shards of every label; for the batch, times the number of microbatches.
+        sizes: the number of elements of every label.
+        counts: the number of shards of every label; for the batch, times the number of
+            microbatches.
         indices: number of this device's shard, for each label that is sharded among devices.
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
         ring: names of the mesh axes around which blocks go (see ``placements.RingStrategy``).
+        exchange: the mesh axis along which rows go to their experts (see ``placements.Exchange``).
     """
 
     sizes: tuple[int, ...]
@@ -87,6 +107,7 @@ class LocalShard:
     microbatch: MicrobatchSlice | None = None
     batch: int | None = None
     ring: tuple[str, ...] = ()
+    exchange: Along | None = None
 
     @classmethod
     def full(cls, sizes: Sequence[int]) -> LocalShard:
@@ -94,15 +115,15 @@ class LocalShard:
         return cls(tuple(sizes), (1,) * len(sizes), {})
 
     def local_size(self, label: int) -> int:
-        """Local elements of a label."""
+        """The number of local elements of a label."""
         return self.sizes[label] // self.counts[label]
 
     def size(self, labels: Sequence[int]) -> int:
-        """Local elements of a dimension that is the product of labels."""
+        """The number of local elements of a dimension that is the product of labels."""
         return math.prod(self.local_size(label) for label in labels)
 
     def global_size(self, labels: Sequence[int]) -> int:
-        """Elements of a dimension that is the product of labels, on all devices together."""
+        """The number of elements of a dimension that is the product of labels, on all devices."""
         return math.prod(self.sizes[label] for label in labels)
 
     def is_sharded(self, labels: Sequence[int]) -> bool:
@@ -115,22 +136,22 @@ class LocalShard:
 
     def global_indices(self, labels: Sequence[int]) -> Any:
         """The global index of each local element of a dimension that is the product of labels."""
-        # One axis per label, and only then flat: of a dimension of 4 heads of 8, a device with
-        # heads 2 and 3 has 16 to 31, but one with the first half of every head has 0 to 3, 8 to 11
-        # and so on, which no start and length would say.
+        # One axis per label, flattened at the end. In a dimension of 4 heads of 8, a device with
+        # heads 2 and 3 has 16 to 31, but a device with the first half of every head has 0 to 3, 8
+        # to 11 and so on, which no start and length can express.
         indices = jnp.zeros((), jnp.int32)
         for label in labels:
             along = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
             if self.microbatch is not None and label == self.batch:
                 along = self.microbatch.global_indices(along, self.sizes[label])
-            # Under 64 bits the number of a microbatch is wider.
+            # With 64-bit types, the number of a microbatch is wider.
             indices = (indices[..., None] * self.sizes[label] + along).astype(jnp.int32)
         return indices.reshape(self.size(labels))
 
     def to_local(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
         """Convert global indices to local ones, with a mask of the local elements; 0 elsewhere."""
         local, is_local = jnp.zeros_like(index), jnp.ones(index.shape, bool)
-        # A label of no elements holds no index, and divides by nothing.
+        # A label without elements holds no index, and must not be a divisor of zero.
         sizes = {label: max(1, self.sizes[label]) for label in labels}
         stride = math.prod(sizes.values())
         for label in labels:
@@ -142,9 +163,17 @@ class LocalShard:
             along -= self.start(label)
             is_local &= (along >= 0) & (along < self.local_size(label))
             local = local * self.local_size(label) + along
-        # Rows of other devices are read as row 0, and masked: an index outside of the shard would
-        # clamp, wrap or fill, by the mode of the gather.
+        # Rows of other devices are read as row 0 and masked: an index outside the shard would be
+        # clamped, wrapped or filled, depending on the mode of the gather.
         return jnp.where(is_local, local, 0), is_local
+
+    def at_place(self, place: Any) -> LocalShard:
+        """The shard of the device at another place of the axis along which rows are exchanged."""
+        if self.exchange is None:
+            return self
+        by = place - lax.axis_index(self.exchange.name)
+        moved = {label: self.indices[label] + by * n for label, n in self.exchange.strides.items()}
+        return dataclasses.replace(self, indices={**self.indices, **moved})
 
     def is_first_shard(self, labels: Sequence[int]) -> Any:
         """Whether this is the first shard of the labels, in the first microbatch."""
@@ -164,9 +193,10 @@ class AbstractArray(NamedTuple):
     """An argument or result of an equation.
 
     Attributes:
-        shape: of the full array.
-        dtype: of its elements.
-        value: of a constant, a scalar that is repeated over the full shape; else ``None``.
+        shape: the shape of the full array.
+        dtype: the type of its elements.
+        value: the value of a constant, a scalar that is repeated over the full shape; else
+            ``None``.
     """
 
     shape: tuple[int, ...]
@@ -188,8 +218,9 @@ class ShardingRule:
         linear: sets of arguments in which it is jointly linear.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations.
-        unseen: sizes of labels that no dimension has: the terms of a sum that is known, or a ring.
-        ring: a strategy of two labels together, in labels of the rule.
+        unseen: sizes of labels that no dimension has: the terms of a sum that is known, or a
+            pairing.
+        pairing: a strategy of two labels together, in labels of the rule.
     """
 
     kind: Kind
@@ -200,14 +231,14 @@ class ShardingRule:
     need_replication: frozenset[int] = frozenset()
     flops: int = 0
     unseen: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    ring: RingStrategy | None = None
+    pairing: Pairing | None = None
 
 
 class LocalEqn(NamedTuple):
     """The equation that a ``RunLocal`` function runs on local shards.
 
     Attributes:
-        primitive, params: to bind, as traced for full arrays.
+        primitive, params: the primitive and parameters to bind, as traced for full arrays.
         arguments, results: for every dimension the labels whose product it is, major first.
         outputs: results of the full equation.
     """
@@ -226,7 +257,7 @@ RunLocal = Callable[[LocalEqn, Sequence[Any], LocalShard], Sequence[Any]]
 
 
 def bind(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    """Bind the primitive as it was traced: for primitives whose parameters name no sizes."""
+    """Bind the primitive as it was traced, which fits primitives whose parameters name no sizes."""
     return bind_with(equation, arrays)
 
 
@@ -255,7 +286,7 @@ class PrimitiveRule:
 
 
 def num_elements(argument: AbstractArray) -> int:
-    """Number of elements."""
+    """The number of elements of an array."""
     return math.prod(argument.shape)
 
 
@@ -273,8 +304,8 @@ def replicated_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """The rule of an unknown primitive: no dimension is shared, and all are replicated."""
-    # A label for each dimension all the same: operands are read by labels, and a dimension of the
-    # result is a factor that later operators may shard again.
+    # Each dimension still has a label: operands are read by labels, and a dimension of the result
+    # is a factor that later operators may shard again.
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     outs = tuple(tuple(next(labels) for _ in result.shape) for result in results)

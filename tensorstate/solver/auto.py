@@ -1,16 +1,16 @@
-"""Limits first: the plan without a memory limit where it fits, and the best that fits otherwise.
+"""The default solver: the plan without a memory limit if it fits, else the best plan that fits.
 
-1. The step is searched without the limit: exactly on up to two mesh axes, by coordinate descent on
-   more, or where the exact search has nothing in time. Where time ends it with a plan that is not
-   within the gap, the named strategies and the descent are tried too. Where the plan fits it is the
-   answer, and its bound the bound: no plan under a limit is faster than the best without one.
-2. Otherwise it is repaired (``repair``), and the exact search runs under the limit where the result
-   is not within the gap. A plan within the gap is the answer.
+1. The step is searched without the limit: exactly on up to two mesh axes, and by coordinate descent
+   on more, or if the exact search finds nothing in time. If time ends it with a plan that is not
+   within the gap, the named strategies and the descent are tried, too. If the plan fits, it is the
+   answer, and its bound is the bound: no plan under a limit is faster than the best without one.
+2. Otherwise the plan is repaired (``repair``), and the exact search runs under the limit if the
+   result is not within the gap. A plan within the gap is the answer.
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
-   best plan so far. The best plan that fits is the answer, under the highest bound. On more than
-   two axes the named strategies come first, after the plan of 1 in which only saved copies and
-   how tensors are kept changes; and the best of these is repaired.
-4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
+   best plan so far. The best plan that fits is the answer, with the highest bound. On more than two
+   axes the named strategies come first, after a variant of plan 1 in which only saved copies and
+   keepings change; the best of these plans is repaired.
+4. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
 from tensorstate.cost.memory import most_bytes
-from tensorstate.deadline import LEAST_SECONDS
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
@@ -36,20 +36,20 @@ from tensorstate.solver.repair import Repaired, repair
 MAX_EXACT_AXES = 2
 
 # Parts of the time limit after which a stage yields to the next: the search without a limit, the
-# repair, the exact search within it, the named strategies, coordinate descent. The least memory has
-# the rest. Of the search without a limit the exact one has most: a descent that starts without its
-# plan finds worse ones, and no bound.
+# repair, the exact search under the limit, the named strategies, coordinate descent. The search for
+# the least memory has the rest. In the search without a limit the exact search has most of the
+# time: a descent that starts without its plan finds worse plans, and no bound.
 FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.7, 0.85, 0.9, 0.93, 0.96
 EXACT_SHARE = 0.85
 
-# Gap of the search without a limit until its plan is known to fit: of a plan that does not, the
-# bound is what remains, and programs to close the last percents took most of the time.
+# Gap of the search without a limit until its plan is known to fit: from a plan that does not fit
+# only the bound remains, and programs that close the last percents took most of the time.
 COARSE_GAP = 0.05
 
-# Seconds of the exact search within a limit, and of a named strategy, whatever the time limit.
+# Seconds of the exact search under a limit, and of a named strategy, for any time limit.
 EXACT_CAP_S, NAMED_CAP_S = 300.0, 10.0
 
-# Of the named strategies those that take little memory, or whose plans differ from the others.
+# The named strategies that take little memory, or whose plans differ from the others.
 STARTS = ("fsdp", "fsdp + megatron-sp", "zero1", "ddp + megatron")
 
 
@@ -58,8 +58,8 @@ class Auto(Solver):
     """``Milp`` on meshes of up to two axes, and ``CoordinateDescent`` on larger ones.
 
     The module's docstring has the order of its searches. The plan without a limit, the named
-    strategies and the descent are compared: of those that fit, none is faster than the plan by more
-    than the gap.
+    strategies and the descent are compared: no plan among them that fits is faster than the result
+    by more than the gap.
     """
 
     def answer(self, question: Question) -> SearchResult:
@@ -80,12 +80,12 @@ class _Search:
         free = self._without_limit()
         if limit is None or free.cost.memory.fits(limit):
             return free
-        # The bound without a limit is one under it, too: a limit only takes plans away.
+        # The bound without a limit also holds under a limit, which only removes plans.
         bound = free.bound
         found = list[SearchResult]()
         if not self._is_exact:
-            # Programs of many axes take seconds, even those of named strategies, which are better
-            # starts; one in which only saved copies change takes a tenth.
+            # Programs of many axes take seconds, including those of named strategies, which are
+            # better starts; a program in which only saved copies change takes a tenth.
             kept = self._repaired(free, bound, may_move=False).fitting
             found += [] if kept is None else [kept]
             found += [] if self._is_close(found, bound) else self._named(asked.options)
@@ -100,7 +100,7 @@ class _Search:
             raise self._refusal(Infeasible(True, least), free)
         if self._is_exact and not self._is_close(found, bound):
             found += self._named(asked.options)
-        # With a plan in hand no descent is begun that has no time for its first visit.
+        # If a plan is known, a descent without time for its first visit is not begun.
         has_time = not found or self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
         if has_time and not self._is_close(found, bound):
             descended = self._descent([free, *found], asked.options, DESCENT_UNTIL)
@@ -109,7 +109,7 @@ class _Search:
         if not found:
             found = [self._least_memory(repaired.least_memory)]
         best = min(found, key=lambda result: result_order(result, limit))
-        # Bounds are proved within the solver's tolerances: one may be a rounding above its plan.
+        # Bounds are proved within the solver's tolerances, so one may exceed its plan by rounding.
         return dataclasses.replace(best, bound=min(bound, best.objective))
 
     def _repaired(self, start: SearchResult, bound: float, may_move: bool = True) -> Repaired:
@@ -132,7 +132,8 @@ class _Search:
     def _without_limit(self) -> SearchResult:
         """The best plan without a limit.
 
-        If there is one it keeps all by default: until a plan has to fit, copies cost nothing.
+        If there is a limit, everything is kept by default: until a plan has to fit, copies cost
+        nothing.
         """
         limited = self.question.options.memory_limit is not None
         options = self.question.options.free if limited else self.question.options
@@ -147,17 +148,17 @@ class _Search:
         descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
             return descent.answer_in_time(asked)
-        except PlanError:  # nothing in time
+        except PlanError:  # nothing was found in time
             named = [*self._named(options)]
             if not named:
                 raise
             return min(named, key=lambda result: result.objective)
 
     def _improved(self, exact: SearchResult, options: SearchOptions, share: float) -> SearchResult:
-        """The plan of the exact search, or a better one where time ended that search early.
+        """The plan of the exact search, or a better one if time ended that search early.
 
         Its relaxation may take all of the time, and the first plan that is found then may be that
-        of replicated tensors: a ViT on 2x4 devices got one of 7.5 times the seconds of FSDP.
+        of replicated tensors: for a ViT on 2x4 devices it took 7.5 times as long as FSDP.
         """
         fits = exact.cost.memory.fits(self.question.options.memory_limit)
         enough = self.solver.gap if fits else max(self.solver.gap, COARSE_GAP)
@@ -172,15 +173,15 @@ class _Search:
         return dataclasses.replace(best, bound=min(exact.bound, best.objective))
 
     def _exactly_without_limit(self, asked: Question, share: float) -> SearchResult | Infeasible:
-        """The exact search until a part of the time; coarse where its plan may exceed the limit."""
+        """The exact search for a part of the time; coarse if its plan may exceed the limit."""
         limit, gap = self.question.options.memory_limit, self.solver.gap
         found: SearchResult | Infeasible = Infeasible(proven=False)
-        # Branch and bound takes as long again for each gap: once, where any plan fits.
+        # Branch and bound takes equally long for each gap; if any plan fits, it runs only once.
         is_free = limit is None or most_bytes(self.question.problem) <= limit
         for coarse in (gap,) if is_free else (max(gap, COARSE_GAP), gap):
             try:
                 found = solve_within_limit(asked, Milp(gap=coarse, time_limit=self._seconds(share)))
-            except PlanError:  # nothing in time
+            except PlanError:  # nothing was found in time
                 return found
             if isinstance(found, Infeasible) or found.gap <= gap:
                 return found
@@ -191,19 +192,22 @@ class _Search:
     def _exactly(
         self, free_seconds: float, found: list[SearchResult]
     ) -> SearchResult | Infeasible | None:
-        """The exact search within the limit; ``None`` on meshes of more axes.
+        """The exact search within the limit; ``None`` on meshes of more axes, or out of time.
 
-        Nor where a plan is known, and the time is less than that of the search without a limit,
-        whose program was smaller.
+        It is also ``None`` if a plan is known and there is less time than the search without a
+        limit took, whose program was smaller.
         """
         seconds = self._seconds(EXACT_UNTIL, EXACT_CAP_S)
         if not self._is_exact or (found and seconds < free_seconds):
             return None
         milp = Milp(gap=self.solver.gap, time_limit=seconds)
-        return solve_within_limit(self.question, milp, fall_back=False)
+        try:
+            return solve_within_limit(self.question, milp, fall_back=False)
+        except OutOfTime:  # the program was not built in time; the repaired plan may be the answer
+            return None
 
     def _named(self, options: SearchOptions) -> Iterator[SearchResult]:
-        """The named strategies that fit, of those that the candidates allow."""
+        """The named strategies that fit, among those that the candidates allow."""
         problem = self.question.problem
         baselines = Baselines(problem)
         for name in STARTS:
@@ -216,7 +220,7 @@ class _Search:
             asked = self.question.among(both).under(options)
             found = best_among(asked, Milp(gap=self.solver.gap, time_limit=seconds))
             if found is not None:
-                # Its bound is that of the strategy's own plans.
+                # Its bound holds only for the strategy's own plans.
                 yield dataclasses.replace(found, bound=-math.inf)
 
     def _descent(
@@ -228,7 +232,7 @@ class _Search:
         """
         solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
-            # The relaxation of two axes is that of the exact search, which was tried already.
+            # With two axes the relaxation is that of the exact search, which was already tried.
             asked = self.question.under(options)
             return solver.descend(asked, starts, bounded=not self._is_exact)
         except PlanError:
@@ -250,7 +254,7 @@ class _Search:
         if least is None or least.cost.memory.peak > known.cost.memory.peak:
             least = known
         if not least.cost.memory.fits(limit):
-            # With pruned placements the bound is not one of all plans, and proves nothing.
+            # With pruned placements the bound does not hold for all plans, and proves nothing.
             proven = self._is_exact and limit < nbytes < math.inf
             raise self._refusal(Infeasible(proven, least))
         return least

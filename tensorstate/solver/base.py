@@ -30,7 +30,7 @@ class Question:
         candidates: the candidate strategies of every class.
         options: objective and constraints.
         progress: called with elapsed seconds, best objective and bound.
-        programs: of questions that differ in what collectives cost, the rows that they share.
+        programs: the rows that questions share if they differ only in the costs of collectives.
         deadline: see ``tensorstate.deadline``.
     """
 
@@ -46,7 +46,7 @@ class Question:
         return dataclasses.replace(self, options=options)
 
     def among(self, candidates: CandidateStrategies) -> Question:
-        """The same question of other candidates."""
+        """The same question with other candidates."""
         return dataclasses.replace(self, candidates=candidates)
 
 
@@ -59,7 +59,7 @@ class Solver(abc.ABC):
         time_limit: seconds after which the best decisions so far are returned.
 
     Raises:
-        PlanError: a gap below 0, or a time limit that is not above 0.
+        PlanError: the gap is below 0, or the time limit is not above 0.
     """
 
     gap: float = 1e-2
@@ -94,8 +94,8 @@ class Solver(abc.ABC):
         )
 
     def answer_in_time(self, question: Question) -> SearchResult:
-        """What ``solve`` returns, by the deadline of the question or of this solver."""
-        # Subclasses define ``answer``, so that the seconds of all are counted in one way.
+        """The result of ``solve``, by the deadline of the question or of this solver."""
+        # Subclasses define ``answer``, so that all seconds are counted in one way.
         start = time.perf_counter()
         deadline = min(question.deadline, deadline_after(self.time_limit))
         result = self.answer(dataclasses.replace(question, deadline=deadline))
@@ -103,4 +103,4 @@ class Solver(abc.ABC):
 
     @abc.abstractmethod
     def answer(self, question: Question) -> SearchResult:
-        """What ``solve`` returns, but for its seconds; a solver of one's own defines this."""
+        """The result of ``solve`` without its seconds; a solver of your own defines this method."""

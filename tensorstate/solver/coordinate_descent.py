@@ -1,8 +1,8 @@
 """Coordinate descent over mesh axes, and a lower bound from the two busiest axes.
 
-An axis alone is a program of few strategies per class, which the exact search solves; the other
-axes keep what they have. The bound and the starting points come from cost models of networks with
-fewer mesh axes: some left out, or several merged into one.
+A single axis is a program with few strategies per class, which the exact search solves; the other
+axes keep their strategies. The bound and the starting points come from cost models of networks with
+fewer mesh axes: some are omitted, or several are merged into one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MergedAxesCosts(CollectiveCostModel):
 
     Attributes:
         network: the full network.
-        parts: by merged axis, the axes of the network, in order.
+        parts: for each merged axis, the axes of the network, in order.
     """
 
     network: CollectiveCostModel
@@ -121,7 +121,7 @@ def merge_similar_axes(network: CollectiveCostModel, apart: int | None = None) -
     """At most two axes, and fewer than the network has: axes of similar bandwidth are merged.
 
     Args:
-        apart: an axis that stays beside these, as that of pipeline stages.
+        apart: an axis that is not merged, such as that of pipeline stages.
     """
     sizes = network.mesh.sizes
     alone = () if apart is None else ((apart,),)
@@ -134,7 +134,8 @@ def merge_similar_axes(network: CollectiveCostModel, apart: int | None = None) -
     if len(order) < 3:
         rest = (tuple(sorted(order)),) if order else ()
         return MergedAxesCosts(network, tuple(sorted((*rest, *alone))) or ((0,),))
-    # Apart where the ratio between neighbours is largest: hosts from the devices of a host.
+    # They are split where the ratio between neighbours is largest: hosts from the devices of a
+    # host.
     cut = max(range(1, len(order)), key=lambda i: speeds[order[i]] / speeds[order[i - 1]])
     parts = sorted((*(tuple(sorted(part)) for part in (order[:cut], order[cut:])), *alone))
     return MergedAxesCosts(network, tuple(parts))
@@ -173,7 +174,7 @@ class CoordinateDescent(Solver):
     def descend(
         self, question: Question, starts: Sequence[SearchResult], *, bounded: bool = True
     ) -> SearchResult:
-        """As ``solve``, from the best of known plans; without a bound where that is not asked."""
+        """The result of ``solve`` from the best of known plans; no bound if none is requested."""
         begun, limit = time.perf_counter(), question.options.memory_limit
         best = min(starts, key=lambda start: result_order(start, limit))
         found = self._descend(question, best, begun + self.time_limit, bounded)
@@ -219,8 +220,8 @@ class _Descent:
 
         Args:
             start: a plan that may exceed the memory limit, or ``None``.
-            fitting: given if the start exceeds the limit: a plan that fits, taken where the search
-                of an axis finds none in time.
+            fitting: given if the start exceeds the limit: a plan that fits, used if the search of
+                an axis finds none in time.
         """
         asked = self.question
         axes, limit = asked.problem.mesh.long_axes or (0,), asked.options.memory_limit
@@ -242,7 +243,7 @@ class _Descent:
                     best, strategies, unimproved = result, result.decisions.strategies, 1
                 continue
             contradictory &= result.proven
-            # Along this axis nothing fits: the descent goes on from the plan that does.
+            # Along this axis nothing fits; the descent continues from the plan that does.
             if best is None and fitting is not None:
                 best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
         result = best or fitting
@@ -262,7 +263,7 @@ class _Descent:
                 prune_placements=True,
                 fall_back=False,
             )
-        except PlanError:  # nothing in time: plans of other visits remain
+        except PlanError:  # nothing was found in time; plans of other visits remain
             return Infeasible(proven=False)
 
 
@@ -297,7 +298,7 @@ def _vary_one_axis(
 ) -> list[list[Strategy]]:
     """For every class, the candidates that differ from its present strategy along one axis only.
 
-    All of them where it has none such, as of a strategy that pins do not allow.
+    It is all candidates if there is none, as for a strategy that pins do not allow.
     """
 
     def along(choices: Sequence[Strategy], now: Strategy) -> list[Strategy]:
@@ -315,7 +316,7 @@ def _vary_one_axis(
 def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | None:
     """The best plan without memory limit in which axes of similar bandwidth do the same.
 
-    ``None`` if the candidates do not allow it, or none is found in half of the time.
+    It is ``None`` if the candidates do not allow such a plan, or none is found in half of the time.
     """
     solver = dataclasses.replace(solver, time_limit=solver.time_limit / 2)
     problem, options = question.problem, question.options
@@ -326,7 +327,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
         for choices, known in zip(question.candidates, merged.strategies, strict=True)
     ]
     candidates = [list(strategies) for strategies in expanded]
-    # All is kept by default and no limit holds: these are strategies to begin with.
+    # Everything is kept by default and no limit holds: these are only initial strategies.
     free = SearchOptions(objective=options.objective)
     try:
         asked = Question(merged, candidates, free, question.progress, deadline=question.deadline)
@@ -339,7 +340,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
     decisions = Decisions(tuple(strategies[merged] for strategies, merged in pairs))
     try:
         cost = estimate_cost(problem, decisions)
-    except PlanError:  # nearest strategies that do not fit each other: replicated before partial
+    except PlanError:  # incompatible nearest strategies: replicated before partial
         return None
     return dataclasses.replace(
         result, decisions=decisions, cost=cost, objective=options.value(cost)
@@ -349,7 +350,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
 def _expand_merged(
     choices: Sequence[Strategy], fewer: Sequence[Strategy], parts: Sequence[Sequence[int]]
 ) -> dict[Strategy, Strategy]:
-    """By strategy on merged axes, the candidate that agrees with it on the most axes."""
+    """For each strategy on merged axes, the candidate that agrees with it on the most axes."""
     same: dict[Strategy, Strategy] = {}
     for strategy in fewer:  # every axis of a part does the same
         placements = [REPLICATED] * len(choices[0])
@@ -361,7 +362,7 @@ def _expand_merged(
     exact = {strategy: choice for strategy, choice in same.items() if choice in known}
     if exact:
         return exact
-    # Sizes may divide by one axis and not by all of a part.
+    # Sizes may be divisible by one axis and not by all of a part.
 
     def agrees(strategy: Strategy, choice: Strategy) -> int:
         return sum(a == b for a, b in zip(same[strategy], choice, strict=True))
@@ -385,11 +386,11 @@ def lower_bound_on_axes(
 ) -> float:
     """A lower bound in seconds over all plans; ``-inf`` if there is none in time.
 
-    It is the relaxation on some mesh axes, where the other axes shard every tensor and all compute
-    at no cost. It is valid if a collective of more bytes never takes less time.
+    It is the relaxation on some mesh axes, in which the other axes shard every tensor and all
+    compute at no cost. It is valid if a collective of more bytes never takes less time.
     """
-    # Any plan on the whole mesh is one on these axes, which sends along them at least the bytes of
-    # fully sharded tensors, and computes at least a device's share: so its cost there is no higher.
+    # Any plan on the whole mesh is also a plan on these axes. There it sends at least the bytes of
+    # fully sharded tensors, and computes at least a device's share, so its cost is not higher.
     problem, options = question.problem, question.options
     network = SubmeshCosts(problem.network, axes)
     faster = network.num_other_devices

@@ -1,11 +1,11 @@
 """The exact search: the mixed-integer program of all mesh axes at once.
 
 1. The program of all candidate strategies is built (``formulation``). If it is large, its LP
-   relaxation is solved first: if no share in it is a fraction it is the plan, else the strategies
-   with a positive share are solved as a program of their own, under the relaxation's bound.
-2. Shares of saved tensors are rounded to whole tensors. Where the result exceeds the memory limit,
-   the decisions of the few tensor groups that cause it are excluded, and the program solved again.
-3. If nothing fits in time, the decisions with the least memory are searched; if even these exceed
+   relaxation is solved first. If it has no fractional share, it is the plan; otherwise the
+   strategies with a positive share are solved as a separate program, under the relaxation's bound.
+2. Shares of saved tensors are rounded to whole tensors. If the result exceeds the memory limit, the
+   decisions of the few tensor groups that cause it are excluded, and the program is solved again.
+3. If nothing fits in time, the decisions with the least memory are searched. If even these exceed
    the limit, the error says by how much and which tensors take most.
 """
 
@@ -31,27 +31,27 @@ from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.refusal import infeasible_message
 
-# Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
+# Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation. Above
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
 # Variables per second of branch and bound, which no option stops while it computes an analytic
-# centre: of 97,000 variables it ended 2.1 s after a limit of 3.3 s, of 380,000 3.8 s after 2 s.
+# centre: with 97,000 variables it ended 2.1 s after a limit of 3.3 s, with 380,000 3.8 s after 2 s.
 BRANCHED_PER_S = 15_000
 
-# Above it, shared costs stay split where that changes little: the bound of a ViT on 2x4 devices of
+# Above this, shared costs stay split if that changes little: the bound of a ViT on 2x4 devices with
 # 85,000 variables took 21 CPU s to the end, and 7 within a twentieth of the gap.
 SPLIT_MIN_VARS = 80_000
 
-# Least relative distance from a bound within which a plan is optimal: that of rounding.
+# The relative distance from a bound within which a plan counts as optimal: that of rounding.
 OPTIMAL = 1e-6
 
-# Part of the gap that is not spent on rounding a relaxed solution, but left to ``plain``: rounded
+# Part of the gap that rounding a relaxed solution may not use, so that ``plain`` can: rounded
 # within 1 %, the plan of a GPT kept 153 collectives, and the exact one 136.
 NOT_ROUNDED = 0.05
 
-# Seconds for a proof without costs that nothing fits: the relaxation with costs takes far longer.
+# Seconds for a proof without costs that nothing fits; the relaxation with costs takes far longer.
 FEASIBILITY_TIME_S = 3.0
 
 
@@ -63,7 +63,7 @@ class Build(Protocol):
         ...
 
 
-# Part of the time that is not the relaxation's, but for plans among the strategies it preselects.
+# Part of the time that is reserved for plans among the strategies that the relaxation preselects.
 LEFT_FOR_PLANS = 0.25
 
 
@@ -77,15 +77,17 @@ def solve_by_size(
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; unless it is small, among preselected strategies.
 
-    The bound is valid for all strategies. Reshards of the preselected ones pass through few
-    placements first: such a program is a fiftieth of the size. Where its solution is farther than
-    ``gap`` from the bound they pass through all, and then, if the program is not very large, the
-    remaining time goes to that of all strategies.
+    The bound is valid for all strategies. Reshards of the preselected strategies first pass through
+    few placements; such a program has a fiftieth of the size. If its solution is farther than
+    ``gap`` from the bound, they pass through all placements. Then, if the program is not very
+    large, the remaining time goes to the program of all strategies.
 
-    A relaxation whose likeliest strategies are a plan within the gap needs no second program, as of
-    baselines, which leave most classes one strategy. Branch and bound took ten times as long.
+    If the likeliest strategies of a relaxation are a plan within the gap, no second program is
+    needed. This is common for baselines, which leave most classes one strategy. Branch and bound
+    took ten times as long.
     """
     left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
+    full.program.progress = progress
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
@@ -94,10 +96,10 @@ def solve_by_size(
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
             if full.is_decided(relaxed) or is_near(full, gap, relaxed):
                 return full, relaxed
-        return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+        return full, full.program.solve(gap=gap, time_limit=left())
     if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
         return full, INFEASIBLE
-    # The relaxation ends while there is time to find a plan: a bound alone answers nothing.
+    # The relaxation ends while there is time to find a plan, since a bound alone is not an answer.
     early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
     if relaxed.status == Status.INFEASIBLE:
@@ -106,7 +108,7 @@ def solve_by_size(
     if is_close and (full.is_decided(relaxed) or is_near(full, gap, relaxed)):
         return full, relaxed
     best = full, Solution(Status.LIMIT, np.zeros(0), np.inf, relaxed.bound)
-    # A negative bound says nothing about a time, and its values select poorly.
+    # A negative bound tells nothing about a time, and its values select poorly.
     if len(relaxed.values) and relaxed.bound >= 0:
         likely = full.choices.fractional_support(relaxed)
         for prune in (True,) if prune_placements else (True, False):
@@ -114,7 +116,8 @@ def solve_by_size(
                 support = build(likely, prune)
             except OutOfTime:
                 return best
-            solution = _branched(support, gap / 2, left(), progress)
+            support.program.progress = progress
+            solution = _branched(support, gap / 2, left())
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
@@ -123,32 +126,30 @@ def solve_by_size(
                 return best
     if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
         return best
-    solution = _branched(full, gap, left(), progress)
+    solution = _branched(full, gap, left())
     bound = max(relaxed.bound, solution.bound)
     chosen = (full, solution) if solution.objective < best[1].objective else best
     return chosen[0], dataclasses.replace(chosen[1], bound=bound)
 
 
-def _branched(
-    formulation: Formulation, gap: float, seconds: float, progress: Progress | None
-) -> Solution:
+def _branched(formulation: Formulation, gap: float, seconds: float) -> Solution:
     """Branch and bound, where there is time for a program of this size."""
     size = formulation.program.num_variables
     if size > max(DIRECT_SOLVE_MAX_VARS, BRANCHED_PER_S * seconds):
         return NOTHING_KNOWN
-    return formulation.program.solve(gap=gap, time_limit=seconds, progress=progress)
+    return formulation.program.solve(gap=gap, time_limit=seconds)
 
 
 def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
     """Whether the likeliest strategies of a relaxed solution cost its bound, or almost.
 
-    Then they are a plan, whatever the flows are, and though shared costs are split.
+    Then they are a plan, for any flows, even if shared costs are split.
     """
     if relaxed.status != Status.OPTIMAL or full.memory_constraints is not None:
         return False
     try:
         found = full.result(relaxed, SearchOptions(objective=full.objective))
-    except PlanError:  # no collectives lead between strategies that are likeliest one by one
+    except PlanError:  # no collectives lead between the individually likeliest strategies
         return False
     within = max(gap - NOT_ROUNDED, OPTIMAL)
     return found.objective * (1 - within) <= full.seconds(relaxed.bound)
@@ -158,7 +159,7 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
     """The LP relaxation: by the simplex method, unless that takes too many iterations.
 
     Simplex finds a vertex, where few strategies have positive shares, and is mostly faster than the
-    interior-point method; but it may stall where many solutions are equally good. Presolve takes
+    interior-point method, but it may stall if many solutions are equally good. Presolve takes
     longer than it saves, and its program needs more iterations.
     """
     program = full.program
@@ -181,10 +182,10 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
 
 
 def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[int]:
-    """Tensor groups that exceed a limit together at the program point with the most live bytes.
+    """Tensor groups that together exceed a limit at the program point with the most live bytes.
 
-    Whatever is decided for all others, the memory exceeds the limit while these groups have the
-    same strategies, saved and loop-resident copies.
+    For any decisions about all other groups, the memory exceeds the limit as long as these groups
+    have the same strategies, saved and loop-resident copies.
 
     Args:
         found: decisions with a peak above the limit.
@@ -210,9 +211,9 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
-# Where nothing fits: seconds of the search for the least memory.
+# If nothing fits: seconds of the search for the least memory.
 REFUSAL_TIME_S = 5.0
-# Decisions that take more memory than the program says, and are excluded one after another.
+# The most decisions that take more memory than the program predicts, and are excluded in turn.
 MAX_LEAST_EXCLUDED = 20
 
 
@@ -230,8 +231,9 @@ def minimize_memory(
     """
     start, problem, options = time.perf_counter(), question.problem, question.options
     all_tensors = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
-    # The program minimizes memory instead of its objective, so "sum" is as good as "max". It has
-    # rows of memory only under a limit: one that the least memory is surely below.
+    # The program minimizes memory instead of its objective, so "sum" serves as well as "max". It
+    # has rows of memory only under a limit, so it gets one that the least memory is certainly
+    # below.
     loose = SearchOptions(options.keepings, memory_limit=2 * all_tensors)
 
     def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
@@ -258,7 +260,7 @@ def minimize_memory(
         found = formulation.result(solution, options)
         if least is None or found.cost.memory.peak < least.cost.memory.peak:
             least = found
-        # Decisions may take more memory than the program says: see ``exact``.
+        # Decisions may take more memory than the program predicts: see ``exact``.
         if bound >= (1 - GAP) * least.cost.memory.peak or is_over(until):
             break
         crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
@@ -278,12 +280,12 @@ def refusal(
     until: float = np.inf,
     free: SearchResult | None = None,
 ) -> PlanError:
-    """The error that says why no plan fits; ``OutOfTime`` unless that is proved.
+    """The error that explains why no plan fits; ``OutOfTime`` unless that is proved.
 
     Args:
-        infeasible: the answer of a search. If it searched the least memory, that is not repeated.
+        infeasible: the result of a search. If it searched the least memory, that is not repeated.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
-        free: the best plan without a limit, named where the least memory is not found in time.
+        free: the best plan without a limit, mentioned if the least memory is not found in time.
     """
     is_unknown = infeasible.least_memory is None and infeasible.least_bytes is None
     now, until = time.perf_counter(), min(until, question.deadline)
@@ -301,7 +303,7 @@ def refusal(
 MAX_REPAIRS = 6
 REPAIR_TIME_S = 30.0
 
-# Decisions that do not fit after all, and are excluded one after another.
+# The most decisions that turn out not to fit, and are excluded in turn.
 MAX_EXCLUDED = 100
 
 # Seconds to confirm that no decisions fit.
@@ -310,8 +312,7 @@ RECHECK_TIME_S = 5.0
 # Part of the time after which decisions of the least memory are searched, if none fitted so far.
 SHARE_BEFORE_LEAST = 0.8
 
-# Seconds that they are searched for at least: a tiny program takes tenths, and more on a busy
-# machine.
+# The least seconds of this search: a tiny program takes tenths, and more on a busy machine.
 LEAST_MEMORY_TIME_S = 2.0
 
 
@@ -339,7 +340,7 @@ def solve_within_limit(
     prune_placements: bool = False,
     fall_back: bool = True,
 ) -> SearchResult | Infeasible:
-    """As ``Milp.solve``, but returns ``Infeasible`` where the memory limit may be the reason.
+    """As ``Milp.solve``, but returns ``Infeasible`` if the memory limit may be the reason.
 
     Args:
         solver: its gap and time limit.
@@ -353,7 +354,7 @@ def solve_within_limit(
     start, limit, deadline = time.perf_counter(), options.memory_limit, question.deadline
 
     def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
-        # Not under a limit, whose constraints hold on to the first program.
+        # Not under a limit, whose constraints refer to the first program.
         if question.programs is None or prune_placements or limit is not None:
             asked = problem, candidates, options
             return Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
@@ -366,8 +367,8 @@ def solve_within_limit(
     formulation, solution = solve_by_size(*asked)
     is_proof = refused = solution.status == Status.INFEASIBLE
     if refused and limit is not None:
-        # Where costs differ by many orders of magnitude, a program may be called infeasible that is
-        # only hard to solve. Without costs it is not.
+        # If costs differ by many orders of magnitude, a program may be reported as infeasible
+        # although it is only hard to solve. Without costs this does not happen.
         formulation.program.clear_objective()
         seconds = min(RECHECK_TIME_S, remaining_time(until))
         is_proof = formulation.program.solve(time_limit=seconds).status == Status.INFEASIBLE
@@ -398,15 +399,15 @@ def _find_fitting(
 ) -> SearchResult | Infeasible:
     """The best decisions that fit, beginning with those of a solution.
 
-    Reshardings take the steps of the least seconds, whereas the program may split a tensor among
-    several, which takes less memory. So a solution of the program may exceed the limit; its
-    decisions are excluded then, and the program is solved again.
+    Reshards use the fastest steps, whereas the program may split a tensor among several ways, which
+    takes less memory. So a solution of the program may exceed the limit; its decisions are then
+    excluded, and the program is solved again.
     """
     best, bound, is_proof, options = None, -np.inf, True, question.options
     for _ in range(MAX_EXCLUDED):
         bound = formulation.seconds(solution.bound) if is_proof else bound
         found = exceeding = formulation.result(solution, options)
-        # A solution that fits as it is ends the search, since it is the optimum of the program. A
+        # A solution that fits unchanged ends the search, since it is the optimum of the program. A
         # repaired one may be slower than the next best decisions.
         is_next_best = _fits(found, options)
         if not is_next_best:
@@ -417,7 +418,7 @@ def _find_fitting(
         if is_next_best or is_close or is_over(until):
             break
         crowded = crowded_groups(formulation.problem, exceeding, options.memory_limit or 0.0)
-        # Once decisions were excluded that might fit, bounds are no longer those of all.
+        # After excluding decisions that might fit, bounds no longer hold for all decisions.
         is_proof &= formulation.exclude(solution, crowded)
         if best is not None and not is_proof:
             break
@@ -440,14 +441,14 @@ def _fits(found: SearchResult, options: SearchOptions) -> bool:
 def _repair_rounding(
     question: Question, found: SearchResult, gap: float, until: float
 ) -> SearchResult:
-    """Decisions that fit with shares of layers rounded up: the same strategies, a lower limit.
+    """Decisions that fit when shares of layers are rounded up: the same strategies, a lower limit.
 
-    Returns the decisions themselves, which exceed the limit, if no lower limit helps.
+    If no lower limit helps, it returns the decisions themselves, which exceed the limit.
     """
     options, margin, attempt = question.options, 0.0, found
     limit = options.memory_limit or 0.0
     for _ in range(MAX_REPAIRS):
-        # The limit falls by the bytes that the last attempt was above the real one.
+        # The limit is lowered by the bytes by which the last attempt exceeded the real one.
         margin += attempt.cost.memory.peak - limit
         if margin >= limit or is_over(until):
             break

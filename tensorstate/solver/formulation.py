@@ -16,7 +16,7 @@ Variables, all at least 0:
   microbatch loop.
 
 Objective: compute + communication, where ``R[f, p]`` is the number of microbatches for a pass
-inside the microbatch loop, and 1 otherwise, and ``runs[k]`` is 2 where k reruns the producer,
+inside the microbatch loop, and 1 otherwise, and ``runs[k]`` is 2 if k reruns the producer, else 1:
 
     compute       = sum over g, w, k of N[g] seconds[g, w] runs[k] x[g, w, k]
                     + sum over f, k, s of N[f] seconds[f, k, s] kept[f, k, s]
@@ -53,8 +53,8 @@ and loop_resident.
 
 Solutions of the relaxation are often integral: once the strategies are chosen, the flows are
 shortest-path problems. Fractions come from rows that weigh many classes against each other, (10)
-and (11), and from shared steps (6): halves of two flows share a step for half of its price, also
-where no plan has both on it.
+and (11), and from shared steps (6): halves of two flows share a step for half of its price, even if
+no plan has both flows on it.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ from tensorstate.solver.reshard_constraints import (
     StrategyVariables,
 )
 
-# Program points whose memory a proof that nothing fits begins with.
+# The number of program points whose memory a proof that nothing fits starts with.
 PROOF_POINTS = 4
 
 # The objective of the program is in microseconds.
 MICROSECONDS = 1e6
 
-# The share of their seconds that collectives cost in the program whose basis is the first: with
-# 0.05, 0.2 and 0.5 both took 3.2, 2.4 and 3.1 CPU s for 32 layers; from no basis, 3.7.
+# The share of their seconds that collectives cost in the program that gives the first basis: with
+# 0.05, 0.2 and 0.5 both programs took 3.2, 2.4 and 3.1 CPU s for 32 layers; without a basis, 3.7.
 EASIER_SHARE = 0.2
 # Tolerance of the solver's values.
 TOLERANCE = 1e-6
@@ -104,12 +104,12 @@ class Formulation:
     Args:
         problem: the problem to decide.
         candidates: the candidate strategies of every class.
-        options: objective, memory limit, and how results may be kept.
+        options: objective, memory limit, and the ways in which results may be kept.
         prune_placements: reshard only to placements that, on each mesh axis, a producer or consumer
             may use; the program is smaller and its optimum seldom worse.
         reserved: see ``MemoryConstraints.add_peak``.
-        deadline: time of ``time.perf_counter`` after which it is not solved, nor built to its end:
-            of three axes that may take half a minute.
+        deadline: time of ``time.perf_counter`` after which it is neither solved nor built to its
+            end; with three axes, building may take half a minute.
 
     Raises:
         OutOfTime: it was not built in time.
@@ -131,8 +131,9 @@ class Formulation:
         self.program = GrowingProgram(deadline)
         self.choices = StrategyVariables(self.program, problem, candidates, options.keepings)
         limited = options.memory_limit is not None
-        # With "max" seconds stand in rows, and not in the objective, where alone they can be split;
-        # with a limit the steps' own variables are needed for the bytes of their copies.
+        # With "max", seconds are in rows instead of the objective, and only in the objective can
+        # they be split; with a limit the steps' own variables are needed for the bytes of their
+        # copies.
         split = options.objective == "sum" and not limited
         self.resharding = ReshardConstraints(self.choices, limited, prune_placements, split)
         self.memory_constraints = (
@@ -156,10 +157,10 @@ class Formulation:
     def discounted(self, problem: Problem) -> Formulation:
         """The program of the same step whose collectives cost other shares of their seconds.
 
-        Its variables and rows are those of this one, which take longer to build than to solve.
+        It has the variables and rows of this one, which take longer to build than to solve.
 
         Args:
-            problem: ``Problem.discounted`` of the problem.
+            problem: the result of ``Problem.discounted``.
         """
         other = copy.copy(self)
         other.problem, other.program = problem, self.program.copied()
@@ -171,8 +172,8 @@ class Formulation:
 
     def _forbid_useless_runs(self) -> None:
         """A class reruns only for consumers that run later or rerun (4)."""
-        # Others are dropped from a plan (``find_kept``): a program that took memory off for them
-        # would find plans that do not fit.
+        # Other reruns are dropped from a plan (``find_kept``); if the program subtracted memory for
+        # them, it would find plans that do not fit.
         groups_of: dict[int, list[TensorGroup]] = defaultdict(list)
         for group in self.problem.tensor_groups:
             groups_of[group.class_id].append(group)
@@ -196,7 +197,7 @@ class Formulation:
     def easier_costs(self) -> np.ndarray | None:
         """Costs with which the relaxation takes less time; ``None`` unless the sum is minimized.
 
-        Where collectives cost little most is decided at once, and little changes with the real.
+        If collectives cost little, most is decided at once, and the real costs change little of it.
         """
         if self.is_of_memory or self.objective != "sum" or self.resharding.split:
             return None
@@ -208,7 +209,7 @@ class Formulation:
         """The sum of compute and communication, or the larger of the two (10).
 
         Raises:
-            PlanError: for "overlap": a schedule cannot be written as a linear program.
+            PlanError: for "overlap", because a schedule cannot be written as a linear program.
         """
         if objective == "overlap":
             raise PlanError(
@@ -227,8 +228,9 @@ class Formulation:
             for seconds, flows in self.resharding.shared_communication(self.problem):
                 self.program.add_shared_costs(MICROSECONDS * seconds, flows)
             return
-        # Both rows hold all classes, and at the optimum both mostly bind: relaxed, a class mixes
-        # strategies until the two are equal, and is left to branch and bound.
+        # Both rows contain all classes, and at the optimum both are mostly tight: in the
+        # relaxation, classes mix strategies until the two are equal, which is left to branch and
+        # bound.
         upper = math.fsum(MICROSECONDS * s for _, s in (*compute, *communication))
         larger = self.program.add_variable(cost=1.0, implied_upper=upper)
         for terms in (compute, communication):
@@ -245,10 +247,10 @@ class Formulation:
         self.program.set_low(self.peak, 0.0)
 
     def make_limit_elastic(self, seconds: float) -> int:
-        """Let memory exceed its limit, for some seconds per thousandth; the excess, a variable.
+        """Let memory exceed its limit at a price of seconds per thousandth; return the excess.
 
-        The price is on the excess, not on the peak: that would be a constant in the objective, of
-        which the gap of the solver is a part.
+        The price is on the excess and not on the peak, which would add a constant to the objective,
+        relative to which the solver's gap is measured.
         """
         limit = MEMORY_UNITS
         self.program.set_high(self.peak, np.inf)
@@ -257,12 +259,13 @@ class Formulation:
         return excess
 
     def is_infeasible(self, seconds: float) -> bool:
-        """Whether it is proved in some seconds that nothing fits into the memory limit."""
+        """Whether it is proved within some seconds that nothing fits into the memory limit."""
         if self.memory_constraints is None or not math.isfinite(self.memory_constraints.limit):
             return False
         if self.is_of_memory:
             return False
-        # On a copy: rows of memory are dense, and those that do not bind would slow the search.
+        # On a copy, because rows of memory are dense, and rows that are not tight would slow the
+        # search.
         program = self.program.copied()
         program.clear_objective()
         program.add_largest_lazy(PROOF_POINTS)
@@ -277,8 +280,8 @@ class Formulation:
     def is_decided(self, solution: Solution) -> bool:
         """Whether a relaxed solution is a plan: no share of a strategy or of a step is a fraction.
 
-        Steps shared by several consumers may be fractions where no strategy is. Under a memory
-        limit shares stand for whole tensors.
+        Steps shared by several consumers may have fractions even if no strategy does. Under a
+        memory limit shares represent whole tensors.
         """
         if self.memory_constraints is not None or solution.status != Status.OPTIMAL:
             return False
@@ -286,12 +289,12 @@ class Formulation:
         return bool((np.abs(shares - np.round(shares)) <= TOLERANCE).all())
 
     def exclude(self, solution: Solution, groups: Collection[int]) -> bool:
-        """Exclude what a solution decides for some tensor groups, by number.
+        """Exclude the decisions of a solution about some tensor groups, by number.
 
-        Where shares are fractions, others are excluded too.
+        If shares are fractions, other decisions are excluded, too.
 
         Returns:
-            Whether no others are excluded.
+            Whether no other decisions are excluded.
         """
         decided = [self.problem.tensor_groups[number] for number in groups]
         consumers = (c.class_id for group in decided for c in group.consumer_classes)
@@ -302,8 +305,8 @@ class Formulation:
             *(v for n in groups for v in self.groups[n].loop_resident.values()),
         ]
         shares = {v: solution.values[v] for v in variables}
-        # Of variables in {0, 1} that the solution sets to 1, one at least has to fall, or one that
-        # it sets to 0 has to rise.
+        # At least one of the {0, 1} variables that the solution sets to 1 must become 0, or one
+        # that it sets to 0 must become 1.
         terms = [(v, 1.0 if share > 0.5 else -1.0) for v, share in shares.items()]
         ones = sum(factor > 0 for _, factor in terms)
         self.program.add_constraint(terms, -np.inf, ones - 1.0)
@@ -312,7 +315,7 @@ class Formulation:
     # ------------------------------------------------------------------ solutions
 
     def result(self, solution: Solution, options: SearchOptions) -> SearchResult:
-        """The decisions of a solution with their cost; no bound is proved, and no time counted."""
+        """The decisions of a solution with their cost, without a proved bound or measured time."""
         decisions = self.decisions(solution)
         cost = estimate_cost(self.problem, decisions)
         return SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
@@ -329,7 +332,7 @@ class Formulation:
             shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
                 shares[strategy] += values[variable]
-            # Of a relaxed solution the largest share, which need not be near 1.
+            # In a relaxed solution it is the largest share, which need not be near 1.
             chosen = max(shares, key=lambda strategy: shares[strategy])
             strategies.append(chosen)
             members, share, start = graph.node_classes[class_id], 0.0, 0
@@ -341,14 +344,14 @@ class Formulation:
                     start = max(start, end)
         saved: dict[int, Placements] = {}
         resident: dict[int, Placements] = {}
-        # Without a limit no copy is too large: the evaluation then takes the cheapest ones.
+        # Without a limit no copy is too large, and the evaluation takes the cheapest ones.
         for variables in self.groups if self.memory_constraints is not None else ():
             group = self.problem.tensor_groups[variables.number]
             if group.is_input and variables.kept:  # without a stored copy, the input itself is read
                 source = self.problem.produced_placements(group, strategies[group.class_id])
                 saved |= dict.fromkeys(group.tensors, source)
             for keeping, copies in variables.kept.items():
-                # Shares of members, as rounded: what another keeping stores is not this one's.
+                # Shares of members, as rounded; members that another keeping stores do not count.
                 stored = [
                     tensor
                     for tensor, node in zip(group.tensors, group.producers, strict=True)
@@ -370,11 +373,11 @@ class Formulation:
 
 
 class Programs:
-    """The programs of a search whose problems differ in ``Problem.shares`` alone.
+    """The programs of a search whose problems differ only in ``Problem.shares``.
 
-    Their rows are the same, and take longer to build than to solve. So those of the first program,
-    which is that of all candidates, are kept as they were before anything was added for a solve.
-    Each relaxation begins where the last one ended, and takes half of the time or less.
+    They have the same rows, which take longer to build than to solve. So the rows of the first
+    program, which has all candidates, are stored as they were before anything was added for a
+    solve. Each relaxation begins where the last one ended, and takes half of the time or less.
     """
 
     def __init__(self) -> None:
@@ -388,12 +391,13 @@ class Programs:
         options: SearchOptions,
         deadline: float,
     ) -> Formulation:
-        """The program of a problem, on the rows of the first where it asks for the same ones."""
+        """The program of a problem, on the rows of the first one if it needs the same rows."""
         asked_for = problem, candidates, options
         if self._first is None:
             self._first = candidates, options, Formulation(*asked_for, deadline=deadline)
         of_first, asked, first = self._first
-        # Candidates by identity: to compare all strategies of all classes would take as long.
+        # Candidates are compared by identity; comparing all strategies of all classes would be
+        # slow.
         if of_first is not candidates or asked != options:
             return Formulation(*asked_for, deadline=deadline)
         found = first.discounted(problem)
@@ -412,7 +416,7 @@ def _assign_by_share(
     """Placements for tensors in proportion to shares, rounded down, the largest share first.
 
     Args:
-        of_all: the number of tensors that shares are of, where it is not these.
+        of_all: the number of tensors that shares refer to, if it is not the number of these.
     """
     number = len(tensors) if of_all is None else of_all
     shares = {s: values[v] for s, v in variables.items() if values[v] > TOLERANCE}

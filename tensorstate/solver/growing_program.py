@@ -52,11 +52,13 @@ class GrowingProgram(Program):
         accepts: whether a relaxed solution is good enough although shared costs are still split.
         allowed: the shortfall of shared costs allowed at the end of a relaxation, relative to the
             objective.
+        progress: called during solves, if somebody listens.
     """
 
     def __init__(self, deadline: float = np.inf) -> None:
         super().__init__(deadline)
         self.allowed = 0.0
+        self.progress: Progress | None = None
         self.easier: np.ndarray | None = None
         self.accepts: Callable[[Solution], bool] = lambda _: False
         self._shared: list[SharedCosts] = []
@@ -166,7 +168,6 @@ class GrowingProgram(Program):
         relax: bool = False,
         presolve: bool = True,
         iterations_per_row: int | None = None,
-        progress: Progress | None = None,
     ) -> Solution:
         """Solve the program; equal programs have equal solutions unless time runs out.
 
@@ -180,12 +181,13 @@ class GrowingProgram(Program):
             relax: solve the LP relaxation.
             presolve: whether to presolve, which may cost a relaxation more time than it saves.
             iterations_per_row: limit of simplex iterations, which grows with the program.
-            progress: see ``Progress``.
         """
         if is_over(self.deadline):
             return NOTHING_KNOWN
         until = min(time.perf_counter() + time_limit, self.deadline)
         options: dict[str, Any] = {"threads": threads, "gap": gap, "presolve": presolve}
+        if self.progress is not None:
+            options["progress"] = _in_seconds(self.progress)
         if not relax:  # with split costs, plans seem cheaper than they are
             self._share(range(len(self._shared)))
         if self._is_lazy.any():
@@ -194,8 +196,6 @@ class GrowingProgram(Program):
                 return relaxed
             if relaxed.status != Status.OPTIMAL:
                 return Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
-        if progress is not None:
-            options["progress"] = _in_seconds(progress)
         return self._solve_lazily(relax, until, iterations_per_row, **options)
 
     def _solve_lazily(

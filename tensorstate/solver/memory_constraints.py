@@ -1,7 +1,7 @@
 """The memory limit of the exact search: the bytes of tensor groups at program points, linearly.
 
 The bytes are the terms of ``tensorstate.cost.memory``, with a variable as the share of each term.
-``formulation`` says what the letters mean; this file adds its constraint (11).
+``formulation`` defines the letters; this file adds its constraint (11).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxcoll.numerics.program import Terms
 from tensorstate.cost.memory import KeepingsThat, ReshardPhase, Shares, any_keeping, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.keeping.base import Keeping
+from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
@@ -39,7 +40,7 @@ class MemoryConstraints:
         self.limit = limit
         self.unit = limit / MEMORY_UNITS if np.isfinite(limit) else 1e6
         self.inputs: dict[int, float] = defaultdict(float)
-        self.live: dict[int, np.ndarray] = {}  # by variable, bytes at every program point
+        self.live: dict[int, np.ndarray] = {}  # variable -> bytes at every program point
 
     def add_group(self, variables: GroupVariables) -> None:
         """Add the bytes of a tensor group at every program point."""
@@ -55,18 +56,18 @@ class MemoryConstraints:
                     self.inputs[variable] += nbytes / self.unit
 
     def bytes_at_points(self, values: np.ndarray) -> np.ndarray:
-        """Bytes at every program point, of values of the variables."""
+        """Bytes at every program point, for given values of the variables."""
         inputs = sum(values[variable] * nbytes for variable, nbytes in self.inputs.items())
         live = (values[variable] * nbytes for variable, nbytes in self.live.items())
         return self.unit * sum(live, start=np.full(1, inputs))
 
     def add_peak(self, reserved: np.ndarray | None) -> int:
-        """The limit, a new variable: live bytes <= peak = limit, at every program point.
+        """Add the limit as a new variable: live bytes <= peak = limit, at every program point.
 
         Program points other than the first are lazy rows of the program.
 
         Args:
-            reserved: parts of the limit at every program point that others take, if any.
+            reserved: parts of the limit at every program point that are used otherwise, if any.
         """
         limit = self.limit / self.unit
         peak = self.program.add_variable(low=limit if np.isfinite(limit) else 0.0, high=limit)
@@ -75,14 +76,14 @@ class MemoryConstraints:
         columns = np.array([*self.live.values()])
         if not len(variables):
             return peak
-        # A point at which every variable takes at most what it takes at a neighbour cannot be the
-        # peak alone: of a layer's points few are left.
+        # If every variable takes at most as much at a point as at a neighbour, the point cannot be
+        # the only peak; few of a layer's points remain.
         if reserved is None:  # else a point with fewer bytes may be the tighter one
             columns = columns[:, nondominated_rows(columns.T)]
         live = coo_matrix(columns.T)
         points = columns.shape[1]
         shape = points, self.program.num_variables
-        # Every row: live[t] + inputs - peak <= 0. Inputs, and the peak, are in all of them.
+        # Every row: live[t] + inputs - peak <= 0. All rows contain the inputs and the peak.
         everywhere = np.array([*self.inputs, peak], dtype=np.int32)
         nbytes = np.array([*self.inputs.values(), -1.0])
         numbers = np.repeat(np.arange(points), len(everywhere))
@@ -90,7 +91,7 @@ class MemoryConstraints:
             (live.data, (live.row, variables[live.col])),
             (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
         )
-        if reserved is not None:  # a part of the limit that is not this program's to take
+        if reserved is not None:  # a part of the limit that this program may not use
             parts += ((reserved, (np.arange(points), np.full(points, peak))),)
         self.program.set_lazy(
             sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
@@ -116,10 +117,10 @@ class VariableShares(Shares[int]):
         return self.variables.used.get(phase, {})
 
     def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
-        """By step m: largest[m] >= flow[d, m] for every consumer d that reruns."""
+        """For each step m: largest[m] >= flow[d, m] for every consumer d that reruns."""
         if len(flows) < 2:
             return flows[0] if flows else {}
-        # One copy serves all of them: the sum of their flows would count it once for each.
+        # One copy serves all of them; the sum of their flows would count it once for each.
         largest: Mapping[ReshardStep, int] = {
             step: self.program.add_fraction() for step in flows[0]
         }
@@ -137,18 +138,27 @@ class VariableShares(Shares[int]):
     ) -> Mapping[Placements, Iterable[int]]:
         """See ``Shares``."""
         consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
-        # The caller of the step takes what it gets: there a tensor waits as it is produced.
+        # The caller of the step accepts any placements; for it a tensor waits as it is produced.
         if consumer_class is None or consumer_class.class_id is None:
             return self.choices.source_terms(self.group, kept)
         return self.choices.target_terms(consumer_class, kept)
+
+    def produced_by(self) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        return self.choices.by_strategy(self.group.class_id)
+
+    def read_by(self, consumer: int) -> Mapping[Strategy, list[int]]:
+        """See ``Shares``."""
+        class_id = self.group.consumer_classes[consumer].class_id
+        return {} if class_id is None else self.choices.by_strategy(class_id)
 
     def copies(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
         """See ``Shares``."""
         return {s: [copy] for s, copy in self.variables.kept.get(keeping, {}).items()}
 
     def copies_apart(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
-        """apart[s] >= kept[k, s] - produced[s]."""
-        # Its bytes are minimized or limited, so that it falls to the difference or to 0.
+        """Variables with apart[s] >= kept[k, s] - produced[s]."""
+        # Its bytes are minimized or limited, so it becomes the difference or 0.
         produced, apart = self.produced(), dict[Placements, list[int]]()
         for placements, copy in self.variables.kept.get(keeping, {}).items():
             share = self.program.add_fraction()
@@ -158,23 +168,23 @@ class VariableShares(Shares[int]):
         return apart
 
     def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
-        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
+        """Variables with read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
 
-        Others are rebuilt in s, or have another copy in s.
+        The others are rebuilt in s, or have another copy in s.
         """
         copies = self.variables.kept.get(keeping, {})
         return {s: [self._restored_beside(s, keeping)] for s in copies}
 
     def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
-        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
+        """Variables with read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
 
-        Others have a copy in s.
+        The others have a copy in s.
         """
         places = sorted(self.made(keeping).keys() & self.variables.stored().keys())
         return {s: [self._restored_beside(s, keeping)] for s in places}
 
     def _restored_beside(self, placements: Placements, keeping: Keeping) -> int:
-        """The largest share that a consumer which reruns takes from those of a keeping."""
+        """The largest share that a consumer which reruns takes from the copies of a keeping."""
         made = self.produced(lambda other: other.reruns and other != keeping)
         copies = (
             each[placements]
@@ -193,11 +203,11 @@ class VariableShares(Shares[int]):
         return self.variables.loop_resident
 
     def resident_in_place(self, placements: Placements) -> int | None:
-        """in_place[s] <= loop_resident[s], in_place[s] <= produced[s]."""
+        """A variable with in_place[s] <= loop_resident[s] and in_place[s] <= produced[s]."""
         sources = self.produced()
         if not self.group.is_input or placements not in sources:
             return None
-        # It takes bytes off, so that it rises to the smaller of the two.
+        # It reduces bytes, so it becomes the smaller of the two.
         in_place, resident = self.program.add_fraction(), self.variables.loop_resident[placements]
         self.program.add_constraint([(in_place, 1.0), (resident, -1.0)], -np.inf, 0.0)
         produced = [(v, -1.0) for v in sources[placements]]
@@ -206,11 +216,11 @@ class VariableShares(Shares[int]):
 
 
 def nondominated_rows(rows: np.ndarray) -> np.ndarray:
-    """The lazy rows that a neighbouring kept row does not imply.
+    """The lazy rows that a neighbouring row among those kept does not imply.
 
-    A row is dominated if every variable has at least as large a factor in the other.
+    A row is dominated by another one if no variable has a larger factor in it.
     """
-    # Of neighbours alone, between which few tensors begin or end: most rows go by them.
+    # Only neighbours are compared, between which few tensors begin or end; this removes most rows.
     kept: list[int] = []
     for row in range(len(rows)):
         while kept and (rows[row] >= rows[kept[-1]]).all():

@@ -1,8 +1,7 @@
-"""Named strategies, such as FSDP: the best plan of those that one allows.
+"""Named strategies, such as FSDP: the best plan that a name allows.
 
-Two conventions are a person's, and no program minimizes them: copies that a strategy gathers again
-in the backward pass are not saved between the passes; and of plans that are as good the plain one
-is taken.
+Two rules are conventions, which no program minimizes: copies that a strategy gathers again in the
+backward pass are not saved between the passes; and among equally good plans the plain one is taken.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ Solve = Callable[[CandidateStrategies, SearchOptions], SearchResult]
 
 
 def best_among(question: Question, milp: Milp, at_once: bool = False) -> SearchResult | None:
-    """The best plan of a strategy's candidates that fits; ``None`` if none is found in time.
+    """The best plan among a strategy's candidates that fits; ``None`` if none is found in time.
 
-    The plan without the limit comes first: its program is a fraction of the size, and where it fits
-    it is the answer. Otherwise tensors are kept in other ways, so that it fits; and a better
-    plan may be found by the program under the limit, which takes seconds on three axes.
+    The plan without the limit comes first: its program has a fraction of the size, and if it fits
+    it is the answer. Otherwise keepings are changed so that it fits. A better plan may then be
+    found by the program under the limit, which takes seconds on three axes.
 
     Args:
         question: the problem, with the candidates of the strategy.
-        milp: solves each program in its time.
-        at_once: whether that last program is left out.
+        milp: solves each program within its time.
+        at_once: whether the last program is omitted.
     """
     limit = question.options.memory_limit
     asked = question.under(question.options.free)
@@ -71,11 +70,11 @@ def best_baseline(
 
     Args:
         problem: a training step on a mesh.
-        name: as ``baseline_by_axis`` takes it.
-        options: of the search.
-        solve: solves the linear program of the baseline's strategies under some options.
-        gap: relative distance within which plans are as good.
-        or_free: whether the plan without the limit is the answer where none is found that fits.
+        name: in the form of ``baseline_by_axis``.
+        options: options of the search.
+        solve: solves the linear program of the baseline's strategies with some options.
+        gap: relative distance within which plans are equally good.
+        or_free: whether the plan without the limit is the answer if no plan is found that fits.
 
     Returns:
         The strategies that the baseline allows, and the plan.
@@ -87,13 +86,13 @@ def best_baseline(
         linear = options.linear
         found = solve(strategies, linear)
         plain = simplify(problem, strategies, linear, found, gap)
-        # Both, as found and made plain: no program knows which is faster with its copies gathered
-        # twice.
+        # Both versions are tried, as found and made plain: no program knows which is faster when
+        # its copies are gathered twice.
         first = _regather(problem, found, linear, baselines)
         second = first if plain is found else _regather(problem, plain, linear, baselines)
         return plainer(first, second, options, gap)
 
-    # A strategy without the limit is what its name stands for: where it fits it is the answer.
+    # A name stands for the strategy without the limit; if that fits it is the answer.
     free = best(options.free)
     if free.cost.memory.fits(options.memory_limit):
         return strategies, free
@@ -108,16 +107,16 @@ def best_baseline(
 def _regather(
     problem: Problem, result: SearchResult, options: SearchOptions, baselines: frozenset[str]
 ) -> SearchResult:
-    """The result with the copies that the baselines do not save between the passes."""
+    """The result without the copies that the baselines do not save between the passes."""
     saved: dict[int, Placements] = {}
     for reshard in result.cost.reshards:
         group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
-        # ZeRO-3 gathers parameters a second time in the backward pass, also those that were cast.
+        # ZeRO-3 gathers parameters, including cast ones, a second time in the backward pass.
         is_cast = reshard.saved is not None and is_parameter(problem.graph, reshard.tensors[0])
         if "fsdp" in baselines and (group.is_input or is_cast):
             saved |= dict.fromkeys(reshard.tensors, produced)
-        # Megatron's sequence parallelism does so with activations, of which every device saves its
-        # part of the sequence (Korthikanti et al., 2022, section 4.2.2).
+        # Megatron's sequence parallelism does the same with activations, of which every device
+        # saves its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
         if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
             larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
                 group, produced

@@ -1,25 +1,25 @@
 """The search of the least time with overlap: linear programs, corrected towards the schedule.
 
-How much of a collective computation hides follows from the whole schedule and is not linear.
-So programs of "sum" are solved in which collectives cost only a share of their seconds, and each
-plan is timed by its schedule (``cost.timeline``). Collectives on its critical path, and no others,
-make the step as much longer as they take. Those that computation waits for may not: a gather over
-fast links may only come late after one over slow links. The shares are
+The part of a collective that computation hides depends on the whole schedule and is not linear. So
+programs of "sum" are solved in which collectives cost only a share of their seconds, and each plan
+is timed by its schedule (``cost.timeline``). Collectives on its critical path, and no others, make
+the step longer by their full time. Collectives that computation waits for need not: a gather over
+fast links may come late only because it follows one over slow links. The shares are
 
-1. of collectives of parameters ahead of their readers, and of gradients that the optimizer reads, a
-   small share; and all of the activations between operators;
-2. of these and of all axes the same larger share;
-3. along one axis after the other the next larger or smaller one than those of the best plan so far,
-   first where the share that is on its critical path says so: a plan of too small a share sends
-   more than hides, and one of too large a share less than could hide;
-4. where the shares of the axes are right, those of single tensors: nothing computes behind the last
-   gradient, however fast the links;
-5. all of it, which is the plan of "sum", unless the bound is near.
+1. a small share for collectives of parameters ahead of their readers, and of gradients that the
+   optimizer reads; and everything for the activations between operators;
+2. the same larger share for these collectives, on all axes;
+3. along one axis after the other, the next larger or smaller share than those of the best plan so
+   far, beginning where the share on its critical path suggests it: with too small a share a plan
+   sends more than can be hidden, and with too large a share less;
+4. if the shares of the axes are right, those of single tensors: nothing computes after the last
+   gradient, even on fast links;
+5. everything, which gives the plan of "sum", unless the bound is near.
 
-The named strategies are timed beside them, and the plan of the least schedule is the answer; or the
-first that is within two gaps of the bound, which no other plan beats by more. The bound is the
-least compute of any plan, or the bound of a program over the number of resources that its sum
-consists of: no schedule takes less than the busiest of them.
+The named strategies are also timed, and the plan with the shortest schedule is the answer; or the
+first one within two gaps of the bound, which no other plan beats by more. The bound is the least
+compute of any plan, or the bound of a program divided by the number of resources that its sum
+consists of: no schedule is shorter than the work of its busiest resource.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.named import best_among
 from tensorstate.solver.plain import plainer, simplify, timed
 
-# The share of collectives that hide: ties are then for the plan that sends less.
+# The share of collectives that hide, so that ties are broken in favour of fewer sends.
 LEAST_SHARE = 0.05
-# Of four iterations of a scan in one body, the gathers of the first and the sums of the last.
+# With four iterations of a scan in one body, the gathers of the first and the sums of the last.
 LOOP_SHARE = 0.25
-# Shares between which the best is sought, and the second: each is at most twice the one before. Of
+# Shares among which the best is sought, then the second; each is at most twice the previous one. In
 # 21 searches (decoders of 1 to 8 layers, VGG-19, Llama 3.1 8B and Yi 34B on 2x4 H100s with 5 to 25
-# GB/s between hosts) the best plan of six programs took 0.8 % more at most than the best of all
-# pairs. Bisection of the shares of both axes together took up to 15 % more.
+# GB/s between hosts) the best plan of six programs took at most 0.8 % longer than the best of all
+# pairs. Bisection of the shares of both axes together took up to 15 % longer.
 SHARES = (LEAST_SHARE, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 SECOND = 3
-# Programs of such shares, and of those of single tensors; and the difference of shares that
-# justifies another.
+# The most programs with shares of axes, and with shares of single tensors; and the difference of
+# shares that justifies another program.
 MOST_OF_AXES, MOST_ALONE, SAME_SHARE = 6, 2, 0.1
-# Gap of these programs, whose shares are no more exact; half of it is for rounding.
+# Gap of these programs, whose shares are not more exact; half of it is for rounding.
 COARSE_GAP = 0.1
-# Gaps of the program of "sum", whose plan is one beside others: to the end it took 13 s of 15 for a
-# VGG. It is not solved where the bound is as near; where it was, plans took 0.5 % less at most.
+# Gaps of the program of "sum", whose plan is one of several: to the end it took 13 s of 15 for a
+# VGG. It is not solved if the bound is already as near; where it was solved, plans took at most 0.5
+# % less.
 CLOSE = 10
-# Parts of the time limit: of each program, until when a corrected one may begin, and until when all
-# must end, and after them the named strategies. And seconds of one of these; and the part of the
-# time in which a first one is sought.
+# Parts of the time limit: that of each program, the time until which a corrected one may begin,
+# that at which all must end, and that at which the named strategies after them must end; and
+# seconds of one of these.
 PROGRAM_SHARE, BEGIN_UNTIL, END_UNTIL, NAMED_UNTIL, NAMED_CAP_S = 0.4, 0.3, 0.8, 0.9, 5.0
 FIRST_UNTIL = 0.2
-# Of the named strategies those that send at different times; zero2 sends as zero1 does.
+# Named strategies that send at different times; zero2 sends as zero1 does.
 NAMED = ("fsdp", "zero1", "ddp", "megatron", "megatron-sp", "fsdp + megatron-sp")
 
 
@@ -78,10 +79,10 @@ def search_overlapped(
     solver: Solver,
     progress: Progress | None = None,
 ) -> SearchResult:
-    """The plan of the least schedule; of devices that overlap nothing, the plan of "sum".
+    """The plan with the shortest schedule; on devices without overlap, the plan of "sum".
 
     Raises:
-        PlanError: as ``Solver.solve``.
+        PlanError: as for ``Solver.solve``.
     """
     return _Overlap(problem, candidates, options, solver, progress).run()
 
@@ -101,10 +102,10 @@ def retimed(
 
 
 def _bound_by_resources(problem: Problem, bound_of_sum: float, share: float = 1.0) -> float:
-    """A bound of all schedules, by that of a program in which nothing costs more than it takes.
+    """A bound for all schedules, from that of a program in which no cost exceeds its real time.
 
     Args:
-        share: of the seconds that anything is sent, the largest that the program counts.
+        share: the largest share of the seconds of any collective that the program counts.
     """
     groups = problem.network.link_groups()
     return bound_of_sum / (1 + share * len({groups[axis] for axis in problem.mesh.long_axes}))
@@ -119,11 +120,11 @@ def least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The share of seconds that collectives which may hide are assumed to cost, by mesh axis.
+    """The assumed share of seconds of collectives that may hide, for each mesh axis.
 
     Attributes:
-        levels: of every axis, its number in ``SHARES``.
-        alone: of single tensor groups, where they are larger.
+        levels: for every axis, its index in ``SHARES``.
+        alone: shares of single tensor groups, if they are larger.
     """
 
     levels: tuple[int, ...]
@@ -131,21 +132,21 @@ class Shares:
 
     @property
     def assumed(self) -> tuple[float, ...]:
-        """Of all tensor groups."""
+        """The shares of all tensor groups."""
         return tuple(SHARES[level] for level in self.levels)
 
     def paid(self, group: TensorGroup) -> tuple[float, ...]:
-        """Of one tensor group."""
+        """The shares of one tensor group."""
         least = LEAST_SHARE if group.num_repeats == 1 else LOOP_SHARE
         alone = self.alone.get(group, self.assumed)
         return tuple(max(least, *shares) for shares in zip(self.assumed, alone, strict=True))
 
     def neighbours(self, critical: Sequence[float], axes: Sequence[int]) -> Iterator[Shares]:
-        """Shares a level away along some axes, those first that are nearer to a plan's.
+        """Shares that are a level away along some axes; those nearer to a plan's share come first.
 
         Args:
-            critical: of all that the plan of these shares sends along an axis, the share that is on
-                its critical path.
+            critical: for each axis, the share on the critical path of everything that the plan of
+                these shares sends along it.
             axes: the axes of the mesh along which anything is sent.
         """
         differences = {axis: critical[axis] - self.assumed[axis] for axis in axes}
@@ -158,7 +159,7 @@ class Shares:
                 yield Shares(tuple(levels), self.alone)
 
     def raised(self, critical: Mapping[TensorGroup, Sequence[float]]) -> Shares | None:
-        """The shares after a plan in which more of single groups is; ``None`` if of none."""
+        """The shares after a plan with more of single groups on its critical path, or ``None``."""
         alone = dict(self.alone)
         for group, seen in critical.items():
             paid = self.paid(group)
@@ -168,17 +169,17 @@ class Shares:
 
 
 BySent = Mapping[TensorGroup, Sequence[float]]
-"""Seconds that a tensor group is sent, by mesh axis."""
+"""Seconds for which a tensor group is sent, for each mesh axis."""
 
 
 class _Hidden(NamedTuple):
     """The plan of a program in which collectives cost shares of their seconds.
 
     Attributes:
-        shares: assumed of what may hide.
+        shares: the assumed shares of collectives that may hide.
         program: the problem with these costs.
         solved: the plan, with these costs.
-        found: with all costs, and the time of its schedule.
+        found: the plan with all costs, and the time of its schedule.
         sent, critical: seconds of collectives that may hide: all, and those on the critical path.
     """
 
@@ -208,8 +209,8 @@ class _Overlap:
         limit, self.overlaps = solver.time_limit, problem.hardware.overlaps
         self.deadline = deadline_after(END_UNTIL * limit if self.overlaps else limit)
         self.last_deadline = deadline_after(NAMED_UNTIL * limit)
-        self.refused: OutOfTime | None = None  # why the first program had no plan in time
-        # Of the schedule, and of the sum.
+        self.refused: OutOfTime | None = None  # the first program's, without a plan
+        # Bounds of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
 
     def run(self) -> SearchResult:
@@ -226,7 +227,7 @@ class _Overlap:
         return dataclasses.replace(best, bound=bound, seconds=seconds)
 
     def _first_named(self) -> SearchResult | None:
-        """A named strategy in tenths of a second, lest a short search ends without any plan."""
+        """A named strategy found in tenths of a second, so that a short search has some plan."""
         until = self.start + FIRST_UNTIL * self.solver.time_limit
         found = (self._named(name, math.inf, at_once=True) for name in NAMED if not is_over(until))
         first = next((each for each in found if each is not None), None)
@@ -247,7 +248,7 @@ class _Overlap:
         return best if best and self._is_close(best) else self._best_with_others(best)
 
     def _best_of_shares(self) -> SearchResult | None:
-        """The best plan of programs of shares; ``None`` if they have none in time."""
+        """The best plan of programs with shares; ``None`` if they have none in time."""
         try:
             best = self._hidden(Shares((0,) * len(self.problem.mesh.sizes)))
         except OutOfTime as error:
@@ -265,7 +266,7 @@ class _Overlap:
         return best.found if self._is_close(best.found) and not self._is_close(plain) else plain
 
     def _best_of_axes(self, best: _Hidden) -> _Hidden:
-        """The best plan of shares of axes: from level to level while the schedule is shorter."""
+        """The best plan for shares of axes, level by level while the schedule becomes shorter."""
         if self._is_last(best):
             return best
         axes = self.problem.mesh.long_axes
@@ -284,7 +285,7 @@ class _Overlap:
         return best
 
     def _best_with_others(self, best: SearchResult | None) -> SearchResult:
-        """The best of a plan, that of "sum" and the named strategies.
+        """The best among a plan, that of "sum" and the named strategies.
 
         Raises:
             OutOfTime: none of them was found in time, either.
@@ -300,7 +301,7 @@ class _Overlap:
             is_of_sum = self._is_of_sum(best)
             if is_of_sum and not self._is_close(best):
                 self._note_bound_of_least()
-            # No named strategy has a lesser sum.
+            # No named strategy has a smaller sum.
             if self._is_close(best, 2 * CLOSE if is_of_sum else 2):
                 return best
         for name in NAMED:
@@ -313,10 +314,10 @@ class _Overlap:
         return best
 
     def _hidden(self, shares: Shares) -> _Hidden:
-        """The plan of a program in which the shares of what may hide are assumed.
+        """The plan of a program with the given shares of collectives that may hide.
 
         Raises:
-            PlanError: none, or none in time.
+            PlanError: there is none, or none in time.
         """
         program = self.problem.discounted({g: shares.paid(g) for g in self.hideable})
         solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
@@ -325,7 +326,7 @@ class _Overlap:
         return _Hidden(shares, program, solved, found, *self._seconds_sent(found))
 
     def _faster(self, best: _Hidden, shares: Shares) -> _Hidden:
-        """The plan of other shares, if it is found in time and its schedule is shorter."""
+        """The plan with other shares, if it is found in time and its schedule is shorter."""
         try:
             found = self._hidden(shares)
         except OutOfTime:
@@ -338,14 +339,14 @@ class _Overlap:
         return is_late or self._is_close(best.found) or self._is_of_sum(best.found)
 
     def _is_close(self, found: SearchResult, gaps: float = 2) -> bool:
-        """Whether no plan takes less by more gaps: by default of a program, and of its schedule."""
+        """Whether no plan is faster by more gaps: by default a program's and a schedule's."""
         fits = found.cost.memory.fits(self.options.memory_limit)
         return fits and found.objective <= self.bound * (1 + gaps * self.solver.gap)
 
     def _is_of_sum(self, found: SearchResult) -> bool:
-        """Whether a plan is that of "sum", as one is that sends next to nothing.
+        """Whether a plan is that of "sum", which is so if it sends next to nothing.
 
-        Programs of shares bound the sum, so that this plan is that of any larger shares, too.
+        Programs with shares bound the sum, so this is then the plan for any larger shares, too.
         """
         return self.linear.value(found.cost) * (1 - self.solver.gap) <= self.least_sum
 
@@ -354,10 +355,10 @@ class _Overlap:
         return time.perf_counter() - self.start
 
     def _solved(self, problem: Problem, gap: float) -> SearchResult:
-        """The best plan of a linear program, in its part of the time; alone, in all of it.
+        """The best plan of a linear program, in its part of the time; if it is alone, in all of it.
 
         Raises:
-            PlanError: none, or none in time.
+            PlanError: there is none, or none in time.
         """
         check(self.deadline)
         seconds = limit = self.solver.time_limit
@@ -368,18 +369,18 @@ class _Overlap:
         return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult, share: float = 1.0) -> None:
-        """The bounds that a program proves, which counts at most a share of every collective."""
+        """Record the bounds of a program, which counts at most a share of each collective."""
         self.least_sum = max(self.least_sum, solved.bound)
         self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound, share))
 
     def _note_bound_of_least(self) -> None:
-        """The bound of a program in which all that is sent costs the least share.
+        """Record the bound of a program in which all that is sent costs the least share.
 
-        Every schedule takes at least the seconds of its compute, and of the collectives on any
-        links: so at least this program over one and a share for every group of links. Where any
-        collective takes far longer than all compute, no other bound is near.
+        Every schedule takes at least the seconds of its compute, and those of the collectives on
+        any links. So it takes at least this program divided by one plus a share for every group of
+        links. If some collective takes far longer than all compute, no other bound is near.
         """
-        if any(strategies.ring is not None for strategies in self.problem.strategies):
+        if any(strategies.pairing is not None for strategies in self.problem.strategies):
             return  # sends within operators have no share
         least = (LEAST_SHARE,) * len(self.problem.mesh.sizes)
         program = self.problem.discounted(dict.fromkeys(self.problem.tensor_groups, least))
@@ -390,7 +391,7 @@ class _Overlap:
         self._note_bound(solved, LEAST_SHARE)
 
     def _undiscounted(self, result: SearchResult) -> SearchResult:
-        """A result with the costs of the network as it is."""
+        """A result with the real costs of the network."""
         return dataclasses.replace(result, cost=estimate_cost(self.problem, result.decisions))
 
     def _plain(self, problem: Problem, solved: SearchResult) -> SearchResult:
@@ -403,7 +404,7 @@ class _Overlap:
         return plainer(solved, plain, self.options, gap)
 
     def _better(self, best: SearchResult | None, found: SearchResult) -> SearchResult:
-        """The plan of the shorter schedule, of those that fit."""
+        """The plan with the shorter schedule, among those that fit."""
         limit = self.options.memory_limit
         if best is None:
             return found
@@ -417,7 +418,7 @@ class _Overlap:
         return [group for group in self.problem.tensor_groups if self._may_hide(group)]
 
     def _may_hide(self, group: TensorGroup) -> bool:
-        """Whether its collectives are of parameters, or of gradients that the optimizer reads."""
+        """Whether its collectives send parameters, or gradients that the optimizer reads."""
         if is_parameter(self.problem.graph, group.tensors[0]):
             return True
         if group.in_forward:
@@ -438,9 +439,9 @@ class _Overlap:
         return True
 
     def _critical_by_axis(self, hidden: _Hidden) -> list[float]:
-        """Of what is sent along every axis, the share that is on the critical path.
+        """For every axis, the share on the critical path of everything that is sent along it.
 
-        A tensor whose share was raised alone is not counted.
+        A tensor whose share was raised separately is not counted.
         """
         others = [group for group in self.hideable if group not in hidden.shares.alone]
         return [self._share(hidden, others, axis) for axis in range(len(self.problem.mesh.sizes))]
@@ -452,15 +453,15 @@ class _Overlap:
         return hidden.shares.raised(critical)
 
     def _share(self, hidden: _Hidden, groups: Collection[TensorGroup], axis: int) -> float:
-        """Of the seconds that some tensors are sent along an axis, those on the critical path."""
+        """The share of the seconds of some tensors along an axis that is on the critical path."""
         total = math.fsum(hidden.sent[group][axis] for group in groups)
         critical = math.fsum(hidden.critical[group][axis] for group in groups)
         return min(1.0, critical / total) if total else 0.0
 
     def _seconds_sent(self, found: SearchResult) -> tuple[BySent, BySent]:
-        """Of every group whose collectives may hide the seconds along each mesh axis.
+        """For every group whose collectives may hide, the seconds along each mesh axis.
 
-        All of them, and those on the critical path.
+        The results are all seconds, and those on the critical path.
         """
         timeline = found.cost.timeline(self.options.memory_limit)
         sent, critical = (
@@ -484,8 +485,8 @@ class _Overlap:
     def _named(self, name: str, most: float, at_once: bool = False) -> SearchResult | None:
         """A named strategy, if the candidates allow it, it fits, and may take less than ``most``.
 
-        No schedule takes less than what computes; of most strategies that is more than the best
-        plan takes, so that their programs need not be solved.
+        No schedule is shorter than its compute. For most strategies that is already longer than the
+        best plan, so that their programs need not be solved.
         """
         is_late = is_over(self.last_deadline)
         both = None if is_late else self.baselines.among(name, self.candidates)
@@ -495,5 +496,5 @@ class _Overlap:
         seconds = min(remaining_time(self.last_deadline), NAMED_CAP_S)
         milp = Milp(gap=1.0 if at_once else self.solver.gap, time_limit=seconds)
         found = best_among(asked, milp, at_once)
-        # Its bound is that of the strategy's own plans.
+        # Its bound holds only for the strategy's own plans.
         return None if found is None else dataclasses.replace(found, bound=-math.inf)

@@ -1,12 +1,12 @@
 """Plain plans: among plans within the gap the one that is simplest to read and to write down.
 
-A search leaves ties, and what costs next to nothing, as they come: a norm's scale is replicated in
-one layer and sharded in another, and every matrix has a sharding of its own. Here inputs of equal
-shapes, and with each parameter its moments and its gradient, are moved together to a sharding that
-others have already. A move stays if it leaves fewer distinct shardings of inputs, or as many and
-fewer collectives, while the objective stays within the gap of the bound, memory within the limit,
-and inputs about as small. Of the moves of a family the one that leaves the least to read is taken,
-and of these the fastest.
+A search leaves ties, and decisions that cost next to nothing, in any state: a norm's scale is
+replicated in one layer and sharded in another, and every matrix has a sharding of its own. Here
+inputs of equal shapes, and with each parameter its moments and its gradient, are moved together to
+a sharding that others already have. A move is accepted if it leaves fewer distinct shardings of
+inputs, or equally many with fewer collectives, while the objective stays within the gap of the
+bound, memory within the limit, and inputs about as small. Among the moves of a family, the one that
+leaves the least to read is taken, and among equals the fastest.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Spec = tuple[tuple[int, ...], ...]
 Moves = dict[int, Strategy]
 """New strategies by class."""
 
-# Part of the bytes of inputs per device that may be added: to replicate everything is simple, too.
+# The relative increase of the inputs' bytes per device that is allowed, because replicating
+# everything would also be simple.
 MORE_INPUTS = 0.01
 
-# Rounds over all families, each of which may make others possible.
+# Rounds over all families; each round may make other moves possible.
 ROUNDS = 3
 
 
@@ -49,9 +50,9 @@ def simplify(
     """The simplest plan within the gap that moves of whole families of inputs lead to.
 
     Args:
-        problem, candidates, options: of the search.
-        result: the plan of the search, which is returned where no move helps.
-        gap: relative distance of the objective from the bound that is allowed, beside that which
+        problem, candidates, options: those of the search.
+        result: the plan of the search, which is returned if no move helps.
+        gap: allowed relative distance of the objective from the bound, in addition to that which
             the search left.
     """
     return _Simplifier(problem, candidates, options, result, gap).run()
@@ -60,9 +61,10 @@ def simplify(
 def plainer(
     found: SearchResult, plain: SearchResult, options: SearchOptions, gap: float
 ) -> SearchResult:
-    """The plain plan of a linear program, unless its schedule takes longer by more than the gap.
+    """The plain plan of a linear program, unless its schedule is longer by more than the gap.
 
-    Plans of one sum may differ in their schedules, which hide different shares of communication.
+    Plans with equal sums may differ in their schedules, which hide different shares of
+    communication.
     """
     first = timed(found, options)
     if plain is found:
@@ -91,7 +93,7 @@ class _Simplifier:
     ):
         self.problem, self.options, self.result = problem, options, result
         self.allowed = [frozenset(of_class) for of_class in candidates]
-        # A search that ended at its gap has left nothing of it to spend.
+        # A search that ended at its gap has left none of it to spend.
         self.most = max(result.objective, result.bound / (1 - min(gap, 0.5)))
         self.most_inputs = result.cost.memory.inputs * (1 + MORE_INPUTS)
         self.groups_of: dict[int, list[tuple[TensorGroup, int | None]]] = defaultdict(list)
@@ -105,7 +107,7 @@ class _Simplifier:
         self.baselines = Baselines(problem)
 
     def run(self) -> SearchResult:
-        """The moves, until none is left that helps."""
+        """Make moves until none is left that helps."""
         best = self.result
         for _ in range(ROUNDS):
             before = best
@@ -118,7 +120,7 @@ class _Simplifier:
     # ------------------------------------------------------------------ what is moved together
 
     def _families(self) -> Iterator[list[TensorGroup]]:
-        """Inputs that have one shape, the smallest first; the arguments of the batch together."""
+        """Inputs with equal shapes, the smallest first; all arguments with the batch together."""
         families: dict[object, list[TensorGroup]] = defaultdict(list)
         batch = self.baselines.batch
         for group in self.inputs:
@@ -143,7 +145,7 @@ class _Simplifier:
                 continue
             tried.add(key)
             decisions = self._decided(best.decisions, moves)
-            # The cheap test first: to price a move takes much longer.
+            # The cheap test first, since pricing a move takes much longer.
             shardings = self._shardings(decisions.strategies)
             if shardings > first[0]:
                 continue
@@ -151,11 +153,12 @@ class _Simplifier:
             if change is None or change[0] > self.most:
                 continue
             objective, collectives = change
-            # The batch may take more collectives for a sharding less.
+            # The batch may cost more collectives if that removes a sharding.
             is_batch = self._role(family[0]) == "input"
             if (shardings, collectives) < first and (is_batch or collectives <= first[1]):
                 found.append(((shardings, collectives), objective, moves))
-        # ``_change`` knows the seconds of a move and not its bytes: the first that fits is taken.
+        # ``_change`` gives the seconds of a move but not its bytes, so the first that fits is
+        # taken.
         for _, _, moves in sorted(found, key=lambda choice: choice[:2]):
             moved = self._decided(best.decisions, moves)
             cost = estimate_cost(self.problem, moved)
@@ -168,12 +171,12 @@ class _Simplifier:
     def _moves_of(
         self, family: Sequence[TensorGroup], strategies: Sequence[Strategy]
     ) -> Iterator[Moves | None]:
-        """Moves of all of a family, of one kind of its tensors, and to all that a sibling does."""
+        """Moves of a whole family, of one kind of its tensors, and to a sibling's decisions."""
         for members in (family, *([group] for group in family if len(family) > 1)):
             for spec in self._targets(strategies, members):
                 yield self._moves(members, spec, strategies)[0]
-        # Inputs of one shape are often the same parameter of several layers. Where one is moved
-        # alone, its product still asks for the other sharding: so the products move with it.
+        # Inputs of one shape are often the same parameter of several layers. If only one is moved,
+        # its product still needs the other sharding, so the products move with it.
         regions = [
             (group, *self._moves([group], self.spec(group, strategies), strategies))
             for group in family
@@ -194,7 +197,7 @@ class _Simplifier:
     def _targets(
         self, strategies: Sequence[Strategy], members: Sequence[TensorGroup]
     ) -> list[Spec]:
-        """Shardings that other inputs have, the most frequent first; of the batch its own one."""
+        """Shardings of other inputs, the most frequent first; for the batch its own one."""
         if self._role(members[0]) == "input":
             return [self._batch_spec(strategies)]
         counts: Counter[Spec] = Counter()
@@ -234,14 +237,14 @@ class _Simplifier:
     def _moves(
         self, members: Sequence[TensorGroup], spec: Spec, strategies: Sequence[Strategy]
     ) -> tuple[Moves | None, dict[object, int]]:
-        """The strategies of inputs in a sharding, and of all that is computed like them.
+        """The strategies that give inputs a sharding, and with them everything computed like them.
 
         These are the moments, the operators of the optimizer, and the casts of parameters and of
-        gradients. ``None`` where one of the inputs cannot be sharded so.
+        gradients. The result is ``None`` if one of the inputs cannot have this sharding.
 
         Returns:
             The strategies that change; and the other classes that read or produce these tensors,
-            products mostly, by what siblings have in common.
+            mostly products, grouped by their similarity.
         """
         moves, others = Moves(), dict[object, int]()
         for group in members:
@@ -251,7 +254,7 @@ class _Simplifier:
             moves[group.class_id] = placements
             pending = [(group, placements)]
             seen = {group.tensors[0]}
-            # Through all that is as large as the input and only copies it or updates it.
+            # Through all operators on tensors of the input's size that only copy or update it.
             while pending:
                 current, wanted = pending.pop()
                 for class_id, labels, follows in self._around(current):
@@ -272,7 +275,7 @@ class _Simplifier:
         return {c: strategy for c, strategy in moves.items() if strategies[c] != strategy}, others
 
     def _signature(self, class_id: int, labels: tuple[int, ...]) -> object:
-        """What two classes have in common whose strategies mean the same."""
+        """The properties that two classes share if their strategies mean the same."""
         node = self.problem.node(class_id)
         operators = [self.problem.graph.operators[m.operator] for m in node.members]
         kinds = tuple(operator.primitive for operator in operators)
@@ -309,7 +312,7 @@ class _Simplifier:
     # ------------------------------------------------------------------ what a move does
 
     def _decided(self, decisions: Decisions, moves: Moves) -> Decisions:
-        """The decisions after a move: copies saved as they were produced still are."""
+        """The decisions after a move: copies that were saved as they were produced still are."""
         strategies = tuple(moves.get(c, s) for c, s in enumerate(decisions.strategies))
         saved = dict(decisions.saved)
         for class_id in moves if saved else ():
@@ -324,12 +327,12 @@ class _Simplifier:
     def _change(
         self, best: SearchResult, decisions: Decisions, moves: Moves
     ) -> tuple[float, int] | None:
-        """The objective after a move, and the collectives; ``None`` if it cannot be made.
+        """The objective after a move, and the number of collectives; ``None`` if it is impossible.
 
         Only the tensor groups around the classes that change are resharded again.
         """
         problem, cost = self.problem, best.cost
-        # Exactly what ``estimate_cost`` would say, as differences: it takes all groups.
+        # Exactly the result of ``estimate_cost``, as differences, because that prices all groups.
         touched = {self.number_of[id(g)] for c in moves for g, _ in self.groups_of[c]}
         again = defaultdict[int, int](int)
         for node in cost.kept.rerun:
@@ -341,10 +344,10 @@ class _Simplifier:
             each = problem.seconds(class_id, strategy) - problem.seconds(class_id, before)
             compute += runs * each
             for sign, sends in (
-                (1, problem.ring_sends(class_id, strategy)),
-                (-1, problem.ring_sends(class_id, before)),
+                (1, problem.inner_sends(class_id, strategy)),
+                (-1, problem.inner_sends(class_id, before)),
             ):
-                sent += sign * runs * math.fsum(map(problem.send_around_seconds, sends))
+                sent += sign * runs * math.fsum(map(problem.inner_send_seconds, sends))
                 count += sign * runs * sum(send.times for send in sends)
         old = [reshard for reshard in cost.reshards if reshard.group in touched]
         try:
@@ -363,16 +366,17 @@ class _Simplifier:
         return total, collectives
 
     def score(self, result: SearchResult) -> tuple[int, int]:
-        """How much there is to read: shardings, and collectives."""
+        """The amount to read: numbers of shardings, and of collectives."""
         collectives = sum(result.cost.count_by_collective.values())
         return self._shardings(result.decisions.strategies), collectives
 
     def _shardings(self, strategies: Sequence[Strategy]) -> int:
-        """Those of all inputs, and those within each family of equal shapes.
+        """The number of shardings of all inputs, plus those within each family of equal shapes.
 
-        An argument of the batch counts where it is sharded otherwise than most of the arithmetic.
+        An argument with the batch counts if its sharding differs from that of most of the
+        arithmetic.
         """
-        # Distinct ones of all inputs, and of each family again: few in all, and one per shape.
+        # Distinct ones among all inputs, and again in each family: few in all, and one per shape.
         specs, in_family, misplaced = set[Spec](), set[object](), 0
         batch = self._batch_spec(strategies)
         for group in self.inputs:

@@ -1,8 +1,8 @@
-"""Limits into which no plan fits: those known before a search, and why a search found nothing.
+"""Limits into which no plan fits: those known before a search, and reasons after a search.
 
-Before it there are two lower bounds of the memory of all plans, in milliseconds: the arguments
-alone, each as small as its strategies allow; and at every program point, beside the arguments, the
-tensors that are live whatever is decided.
+Before a search there are two lower bounds of the memory of all plans, computed in milliseconds: the
+arguments alone, each as small as its strategies allow; and at every program point, in addition to
+the arguments, the tensors that are live for any decisions.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies
 
-# Tensors that are named.
+# Number of tensors that are named.
 LARGEST = 3
 
 
 def refuse_below_least(
     problem: Problem, candidates: CandidateStrategies, options: SearchOptions
 ) -> None:
-    """Refuse a limit that arguments, and what must be live beside them, exceed without a search.
+    """Refuse a limit that arguments, and tensors that must be live with them, exceed.
 
     Raises:
-        PlanError: with a lower bound of the memory, the largest tensors, and the options that fit.
+        PlanError: it gives a lower bound of the memory, the largest tensors, and options that fit.
     """
     limit = options.memory_limit
     if limit is None:
         return
-    # Arguments are live throughout, so that their sum is a bound by itself, whatever the order of
-    # operators. Beside them the least bytes are added up point by point.
+    # Arguments are live throughout, so their sum is a bound by itself, for any order of operators.
+    # The least bytes of other tensors are added to it point by point.
     inputs, beside, free = dict[int, int](), dict[int, np.ndarray](), 0
     for number, group in enumerate(problem.tensor_groups):
         strategies = candidates[group.class_id]
@@ -59,7 +59,7 @@ def refuse_below_least(
             f"{_largest(problem, inputs.items())}. A limit above {bytes_text(arguments)} "
             f"may fit, or {remedy}"
         )
-    # Each group in its own best placements: together they need not be a plan.
+    # Each group in its own best placements, which together need not be a plan.
     live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
     peak = int(live.argmax())
     least = arguments + math.ceil(live[peak])
@@ -99,11 +99,11 @@ def infeasible_message(
     infeasible: Infeasible,
     free: SearchResult | None = None,
 ) -> str:
-    """Why no plan fits: the least memory that was found, and the largest tensors in it.
+    """The reason why no plan fits: the least memory that was found, and its largest tensors.
 
     Args:
-        infeasible: the answer of a search.
-        free: the best plan without a limit, named where the least memory is not known.
+        infeasible: the result of a search.
+        free: the best plan without a limit, mentioned if the least memory is unknown.
     """
     limit = options.memory_limit
     if limit is None and not infeasible.proven:
@@ -127,7 +127,7 @@ def infeasible_message(
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
 
-    # The list has everything that is live at the peak, so that it adds up.
+    # The list has everything that is live at the peak, so its sum is the peak.
     at_peak = bytes_at_peak(problem, least.decisions, least.cost.reshards, least.cost.kept)
     largest = _largest(problem, ((n, round(own + sum(of.values()))) for n, own, of in at_peak))
     known = "the least" if infeasible.proven else "the least that was found"
@@ -143,15 +143,18 @@ def infeasible_message(
 
 
 def named(problem: Problem, tensor: int, multiplicity: int) -> str:
-    """A tensor in the model's names, and how many there are of it."""
+    """A tensor in the model's names, and the number of such tensors."""
     name = described(problem.graph, tensor)
     return f"{name} x {multiplicity}" if multiplicity > 1 else name
 
 
 def less(problem: Problem, options: SearchOptions) -> str:
     """Options that take less memory and that the search was not given."""
-    unasked = (keeping for keeping in table.optional() if keeping not in options.keepings)
-    others = [f"{keeping.option}=True" for keeping in unasked]
+    others = [
+        f"{keeping.option}=True"
+        for keeping in table.optional()
+        if keeping not in options.keepings and not keeping.lacks(problem.hardware)
+    ]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
     return f". Less is taken with {', '.join(others)} or more devices"
 
@@ -168,9 +171,9 @@ def bytes_text(nbytes: float) -> str:
 
 
 def described(graph: Graph, tensor: int) -> str:
-    """A tensor in the model's names: of a result, by the nearest input that it comes from.
+    """A tensor in the model's names; a result is named by the nearest input that it comes from.
 
-    A gradient is named after the parameter that it updates, another result after the nearest
+    A gradient is named after the parameter that it updates; another result after the nearest
     parameter, or else argument, that it is computed from: "dot_general after params/up".
     """
     found = graph.tensors[tensor]
@@ -194,9 +197,9 @@ def _updated_input(graph: Graph, tensor: int) -> str | None:
         for output in graph.outputs
         if output.updates is not None
     }
-    # Breadth first, so that the first that is found is the nearest.
+    # Breadth first, so that the first match is the nearest one.
     pending, seen = [tensor], {tensor}
-    for current in pending:  # grows while it is read
+    for current in pending:  # the list grows while it is read
         input_tensor = updates.get(current)
         if input_tensor is not None and input_tensor.role == "parameter":
             return input_tensor.name

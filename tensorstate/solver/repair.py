@@ -1,14 +1,14 @@
 """Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
 
-A large neighbourhood search (Shaw, 1998). First all strategies stay, and only how
-tensors are kept is decided again. Then the classes around the tensors that are live at the
-peak, the largest first, may also change their strategy along one mesh axis, in sweeps over the
-axes. A neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds
-where that has no solution in minutes.
+This is a large neighbourhood search (Shaw, 1998). First all strategies stay the same, and only
+keepings are decided again. Then the classes around the tensors that are live at the peak, the
+largest first, may also change their strategy along one mesh axis, in sweeps over the axes. A
+neighbourhood is a program with a tenth of the variables of the whole one, solved in seconds where
+the whole has no solution in minutes.
 
-The limit is elastic: bytes above it have a price that is higher than all that they may save, so
-that every neighbourhood has a solution and leads towards the limit. Once a plan fits, further
-neighbourhoods make it faster, until none of a sweep does.
+The limit is elastic: bytes above it have a price that is higher than anything they may save, so
+every neighbourhood has a solution and leads towards the limit. Once a plan fits, further
+neighbourhoods make it faster, until none in a sweep does.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.formulation import Formulation
 
-# Further strategies in a neighbourhood: 80 classes of a model with mixture-of-experts layers, whose
-# program takes 4 to 5 CPU s. Where no neighbourhood of a sweep helps, there are twice as many.
+# Additional strategies in a neighbourhood: 80 classes of a model with mixture-of-experts layers,
+# whose program takes 4 to 5 CPU s. If no neighbourhood of a sweep helps, their number is doubled.
 MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD = 300, 1200
 
-# Relative gaps of a neighbourhood, until a plan fits and then; its least and most seconds, and its
-# part of the remaining time. Several short programs lead further than one whose gap is closed.
+# Relative gaps of a neighbourhood, until a plan fits and afterwards; its least and most seconds,
+# and its part of the remaining time. Several short programs lead further than one that closes its
+# gap.
 FIRST_GAP, GAP = 0.06, 0.03
 LEAST_TIME_S, MOST_TIME_S, TIME_SHARE = 3.0, 15.0, 0.25
 
-# The price of a thousandth of the limit, in steps of the first plan.
+# The price of a thousandth of the limit, in units of the first plan's step.
 PRICE = 0.1
 
-# The program may take slower steps of less memory to reshard a tensor, or several at once; a plan
-# takes the fastest. So where the program fits and its plan does not, the difference at every
-# program point is reserved in the next programs, and a little at all: the next plan differs too. In
-# parts of the limit, the most and the least that is reserved then.
+# The program may use slower steps with less memory to reshard a tensor, or several ways at once,
+# while a plan uses the fastest. So if the program fits and its plan does not, the difference at
+# every program point is reserved in the next programs, and a little everywhere, because the next
+# plan will differ, too. These are the most and the least that is then reserved, as parts of the
+# limit.
 MOST_RESERVED, LEAST_RESERVED = 0.2, 0.003
 
 # Attempts to fit with more reserved before strategies change.
 MAX_AGAIN = 6
 
-# A plan is better from this relative difference on.
+# A plan counts as better from this relative difference on.
 MIN_IMPROVEMENT = 1e-3
 
 
@@ -58,7 +60,7 @@ class Repaired:
 
     Attributes:
         fitting: the fastest plan within the limit; ``None`` if none was found.
-        least_memory: of the plans on the way, that with the least memory.
+        least_memory: the plan with the least memory among those on the way.
     """
 
     fitting: SearchResult | None
@@ -77,11 +79,11 @@ def repair(
     """Plans within the memory limit near a plan that exceeds it.
 
     Args:
-        question: with a memory limit.
+        question: a question with a memory limit.
         start: the plan.
         bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
         until: time of ``time.perf_counter`` at which to stop.
-        may_move: whether strategies may change, and not only how tensors are kept.
+        may_move: whether strategies may change, and not only keepings.
     """
     problem, until = question.problem, min(until, question.deadline)
     limit, axes = question.options.memory_limit or np.inf, problem.mesh.long_axes or (0,)
@@ -138,13 +140,13 @@ def _is_better(result: SearchResult, found: Repaired, limit: float) -> bool:
 def _neighbourhood(
     problem: Problem, candidates: CandidateStrategies, now: SearchResult, axis: int, most: int
 ) -> tuple[list[list[Strategy]], bool]:
-    """The present strategies; and along an axis, others of the classes around the live tensors.
+    """The present strategies and, along an axis, others of the classes around the live tensors.
 
     Args:
-        most: how many others.
+        most: the number of other strategies.
 
     Returns:
-        The choices of every class, and whether all of these classes have others.
+        The choices of every class, and whether all of these classes have other strategies.
     """
     parts = _parts(problem, now)
     by_group = {number: inputs + others.sum(0) for number, inputs, others in parts}
@@ -157,7 +159,7 @@ def _neighbourhood(
         group = problem.tensor_groups[number]
         readers = (consumer.class_id for consumer in group.consumer_classes)
         around = {group.class_id, *(c for c in readers if c is not None)}
-        # Each class once: another group around the peak may have brought in its others before.
+        # Each class once: another group near the peak may already have added its other strategies.
         along = {
             c: [
                 w
@@ -186,7 +188,7 @@ def _solve(
 ) -> tuple[SearchResult, float, np.ndarray | None] | None:
     """The best plan of a neighbourhood, and the bytes by which its program exceeds the limit.
 
-    Also, of a plan that does not fit, the bytes at every program point beyond its program.
+    For a plan that does not fit, also the bytes at every program point beyond its program.
     """
     problem, options = question.problem, question.options
     try:

@@ -3,10 +3,11 @@
 ``StrategyVariables`` has a variable x[c, s] for every class c and candidate strategy s, and their
 sum over s is 1. In every pass of ``tensorstate.cost.reshard_plan``, a tensor moves through the
 graph of its placements like a commodity: from the placements in which its producer's strategy
-leaves it to those that a consumer's strategy requires. Consumers of one pass share a step: it is
-paid for once. An example with one axis of 2: a product of partial sums that one consumer wants
-replicated and another sharded pays for one all-reduce, or for a reduce-scatter and an all-gather,
-whichever costs less; the flow of the second goes over the arcs that the first has paid for.
+leaves it to those that a consumer's strategy requires. Consumers in one pass share steps, each of
+which is paid for once. Example with one axis of 2: a product of partial sums that one consumer
+needs replicated and another sharded pays either for one all-reduce, or for a reduce-scatter and an
+all-gather, whichever costs less; the flow of the second consumer uses the steps that the first has
+paid for.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ MAX_INTEGRAL = 4
 SUPPORT_THRESHOLD = 1e-2
 
 
-# On more axes than this, tensors whose strategies are decided pass through few placements. A repair
-# of a GPT on 2x2x2 devices had no plan in 120 s without, and one within 10 % of the bound with it;
-# on two axes plans are up to 1 % slower with it, in the same time.
+# With more axes than this, tensors whose strategies are decided pass only through few placements.
+# Without this, a repair of a GPT on 2x2x2 devices had no plan in 120 s, and with it one within 10 %
+# of the bound; on two axes plans are up to 1 % slower with it, in the same time.
 MOST_WHOLE_AXES = 2
 
 
@@ -56,11 +57,11 @@ class StrategyVariables:
         program: the program to which they are added.
         problem: the problem to decide.
         candidates: the candidate strategies of every class.
-        keepings: how results may be kept, the default first.
+        keepings: the ways in which results may be kept, the default first.
 
     Attributes:
-        x: by class, the variables of its strategies and keepings.
-        seconds: seconds of compute, for all of each variable.
+        x: for each class, the variables of its strategies and keepings.
+        seconds: seconds of compute, for the whole of each variable.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class StrategyVariables:
             seconds = multiplicity * problem.seconds(class_id, strategy)
             choices[strategy, default] = strategies[-1]
             if others:
-                # Layers of a class share the strategy, and some of them are kept in another way: so
-                # shares are variables of their own, and the strategy alone is in {0, 1}.
+                # Layers of a class share the strategy, but some of them may be kept in another way.
+                # So shares are separate variables, and only the strategy is in {0, 1}.
                 choices[strategy, default] = self.program.add_fraction()
                 for keeping in others:
                     choices[strategy, keeping] = self.program.add_fraction()
@@ -106,23 +107,30 @@ class StrategyVariables:
         return choices
 
     def sent(self, problem: Problem) -> Iterator[tuple[int, float]]:
-        """Seconds of sends within operators, for all of each variable that sends."""
+        """Seconds of sends within operators, for the whole of each variable that sends."""
         for class_id, choices in enumerate(self.x):
             for (strategy, keeping), variable in choices.items():
-                each = problem.ring_paid(class_id, strategy)
+                each = problem.inner_paid(class_id, strategy)
                 if each:
                     yield variable, problem.multiplicity(class_id) * each * keeping.runs
 
     def make_integral(self, share: int, multiplicity: int) -> None:
-        """A share of a small group stands for whole members: share = count / multiplicity."""
+        """Restrict a share of a small group to whole members: share = count / multiplicity."""
         if multiplicity <= MAX_INTEGRAL:
             count = self.program.add_variable(integer=True, implied_upper=multiplicity)
             self.program.add_constraint([(share, 1.0), (count, -1.0 / multiplicity)], 0.0, 0.0)
 
+    def by_strategy(self, class_id: int) -> dict[Strategy, list[int]]:
+        """By strategy of a class, its variables."""
+        terms: dict[Strategy, list[int]] = defaultdict(list)
+        for (strategy, _), variable in self.x[class_id].items():
+            terms[strategy].append(variable)
+        return terms
+
     def source_terms(
         self, group: TensorGroup, kept: KeepingsThat = any_keeping
     ) -> dict[Placements, list[int]]:
-        """By placements, the variables whose strategies produce a group's tensors in them."""
+        """For each placement, the variables whose strategies produce a group's tensors in it."""
         terms: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, keeping), variable in self.x[group.class_id].items():
             if kept(keeping):
@@ -132,7 +140,7 @@ class StrategyVariables:
     def target_terms(
         self, consumer_class: ConsumerClass, kept: KeepingsThat = any_keeping
     ) -> dict[Placements, list[int]]:
-        """By placements, the variables whose strategies require a group's tensors in them."""
+        """For each placement, the variables whose strategies require a group's tensors in it."""
         terms: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, keeping), variable in self.x[consumer_class.class_id or 0].items():
             if kept(keeping):
@@ -155,7 +163,7 @@ class StrategyVariables:
 
 
 UsedSteps = Mapping[ReshardStep, int]
-"""By step, the variable of the share of a tensor group that takes it."""
+"""For each step, the variable of the share of a tensor group that uses it."""
 
 ByPlacements = Mapping[Placements, Terms]
 """A share of a tensor group per placements."""
@@ -173,8 +181,8 @@ class GroupVariables:
         kept: kept[f, k, s], by keeping and placements of stored copies.
         loop_resident: loop_resident[f, s], by placements.
         used: used[f, p, m], by pass and step.
-        for_rerun: flow[f, p, d, m] of every consumer d that reruns.
-        restored_for_rerun: restored[f, d, s] of every consumer d that reruns.
+        for_rerun: flow[f, p, d, m] for every consumer d that reruns.
+        restored_for_rerun: restored[f, d, s] for every consumer d that reruns.
     """
 
     number: int
@@ -198,16 +206,16 @@ class ReshardConstraints:
 
     Args:
         choices: the strategies of all classes.
-        limited: whether there is a memory limit; then steps without seconds need variables too,
+        limited: whether there is a memory limit; then steps without seconds also need variables,
             and shares stand for whole tensors.
         prune_placements: see ``Formulation``.
         split: whether the program may split the seconds of a shared step; not with a limit.
 
     Attributes:
-        paid: (variable, seconds of all of it, tensor group, mesh axis) of all that is sent; the
-            axis is -1 for sends between stages, of which no share is ever discounted.
-        shared: (seconds of steps, flows of which the largest takes them, tensor group, axes of the
-            steps) of every route.
+        paid: (variable, seconds for the whole of it, tensor group, mesh axis) for everything that
+            is sent; the axis is -1 for sends between stages, which are never discounted.
+        shared: (seconds of steps, flows of which the largest pays them, tensor group, axes of the
+            steps) for every route.
     """
 
     def __init__(
@@ -223,14 +231,14 @@ class ReshardConstraints:
         return _GroupConstraints(self, number).add()
 
     def communication(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-        """Variables, and seconds of communication for all of each, as a problem discounts them."""
+        """Variables, and seconds of communication for the whole of each, as discounted."""
         columns = zip(*self.paid, strict=True) if self.paid else [()] * 4
         variables, seconds, groups, axes = map(np.array, columns)
         shares = _shares_by_group(problem)[groups.astype(int), axes.astype(int)]
         return variables.astype(int), seconds * shares
 
     def shared_communication(self, problem: Problem) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Likewise the seconds of steps, and the flows of which the largest takes them."""
+        """Likewise the seconds of steps, and the flows of which the largest pays them."""
         shares = _shares_by_group(problem)
         for seconds, flows, group, axes in self.shared:
             yield seconds * shares[group, axes], flows
@@ -293,14 +301,14 @@ class _GroupConstraints:
         sinks = [self._sinks(consumer) for consumer in passes.in_forward] + accumulated
         starts = [start] * len(sinks)
         if passes.resident_from == "before_loop":
-            # The resident copy serves both passes: nothing is saved beside it.
+            # The resident copy serves both passes, so nothing else is saved.
             resident = {s: [v] for s, v in self.variables.loop_resident.items()}
             later_starts = [start] * len(after_forward)
             later_starts += [self._available_share(resident) for _ in rerun]
         else:
             if passes.can_save(len(later)):
                 for keeping in self._stored():
-                    # What is kept in another way has no copy of this one (8).
+                    # A share with another keeping has no copy of this one (8).
                     sources = self.choices.source_terms(self.group, keeping.__eq__)
                     starts.append(self._available_share(sources))
                     sinks.append(_as_terms(self._add_copies(keeping)))
@@ -314,7 +322,7 @@ class _GroupConstraints:
     # ------------------------------------------------------------------ the graph of placements
 
     def _arcs(self) -> Arcs:
-        """Steps between reachable placements: partial on an axis only as the producer leaves it."""
+        """Steps between reachable placements; partial on an axis only as the producer leaves it."""
         priced = self.problem.undiscounted or self.problem  # see ``communication``
         graph = priced.reshard_graph(self.group)
         is_pruned = self.owner.prune_placements
@@ -336,11 +344,11 @@ class _GroupConstraints:
         return arcs
 
     def _near(self) -> set[Placements] | None:
-        """Of tensors that are produced and read in one way each, the placements worth passing.
+        """For tensors with one way of production and of each read, the placements worth passing.
 
-        Those on the cheapest trees to all readers, and to the most sharded copy that could be saved
-        between the passes, and from there. On three axes they are 5 of the 27 to 125 that axes can
-        be combined to. ``None`` on fewer axes, and where a strategy is still open.
+        These are the placements on the cheapest trees to all readers, to the most sharded copy that
+        could be saved between the passes, and from there. On three axes they are 5 of the 27 to 125
+        combinations. The result is ``None`` on fewer axes, and if a strategy is still open.
         """
         if len(self.problem.mesh.long_axes) <= MOST_WHOLE_AXES:
             return None
@@ -351,7 +359,7 @@ class _GroupConstraints:
         targets = {placements for terms in by_consumer for placements in terms}
         (source,) = self.sources
         shards = [max(at_axis) for at_axis in zip(source, *targets, strict=True)]
-        # Along an axis that no end is sharded on it is replicated: sums are saved reduced.
+        # Along an axis on which no end is sharded it is replicated: sums are saved reduced.
         smallest = tuple(max(placement, REPLICATED) for placement in shards)
         if not divides_evenly(smallest, self.group.sizes, self.problem.mesh):
             smallest = (REPLICATED,) * len(source)
@@ -361,12 +369,12 @@ class _GroupConstraints:
         try:
             tree = graph.cheapest_tree(frozenset({source}), frozenset(near))
             both = (*tree.steps, *graph.cheapest_tree(frozenset({smallest}), again).steps)
-        except PlanError:  # nothing leads to a reader, and the program says that it is infeasible
+        except PlanError:  # a reader cannot be reached, and the program will be infeasible
             return None
         return near | {step.target for step in both}
 
     def _wanted_by_axis(self) -> list[set[int]]:
-        """By mesh axis, the placements that the producer or a consumer may use."""
+        """For each mesh axis, the placements that the producer or a consumer may use."""
         wanted: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
         usable = [*self.sources]
         for consumer_class in self.group.consumer_classes:
@@ -392,22 +400,22 @@ class _GroupConstraints:
 
             used[f, p, m] >= flow[f, p, d, m]
 
-        Where seconds may be split the program adds this itself, and ``used`` is empty. A single
-        flow needs no second variable. Steps without seconds need not be shared, unless their copies
-        take memory.
+        If seconds may be split, the program adds this itself, and ``used`` is empty. A single flow
+        needs no second variable. Steps without seconds need not be shared, unless their copies take
+        memory.
 
         Args:
             num_repeats: executions of the pass per training step.
 
         Returns:
-            used[f, p, m], and flow[f, p, d, m] of every sink d.
+            used[f, p, m], and flow[f, p, d, m] for every sink d.
         """
         shared, weight = len(starts) > 1, num_repeats * self.group.multiplicity
         is_split = shared and self.owner.split
         used: dict[ReshardStep, int] = {}
         flows: list[UsedSteps] = []
-        # Relaxed, (6) is where fractions pay: halves of two flows share a step for half of its
-        # price, also where no plan that they are mixed of has both on it.
+        # In the relaxation, (6) rewards fractions: halves of two flows share a step for half of its
+        # price, even if none of the plans in the mixture has both flows on it.
         for step, seconds in () if is_split else self.arcs:
             if starts and (seconds or not shared or self.limited):
                 used[step] = self.program.add_fraction()
@@ -431,12 +439,12 @@ class _GroupConstraints:
         return used, flows
 
     def _conserve_flow(self, flow: UsedSteps, start: ByPlacements, sink: ByPlacements) -> None:
-        """At every placement s, the flow in equals the flow out:
+        """Add the conservation of flow at every placement s:
 
         start[s] + sum of flow[m] over m into s = sink[s] + sum of flow[m] over m out of s
         """
-        # One unit goes from the producer's placements to the consumer's. Both ends are variables,
-        # so that the strategies of two classes meet here alone, and not in a table of all pairs.
+        # One unit flows from the producer's placements to the consumer's. Both ends are variables,
+        # so the strategies of two classes meet only here, and no table of all pairs is needed.
         terms: dict[Placements, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for step, variable in flow.items():
             terms[step.source][variable] -= 1.0
@@ -462,7 +470,7 @@ class _GroupConstraints:
         if consumer_class.class_id is not None:
             targets = self.choices.target_terms(consumer_class, kept)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
-        # None of them is the best in advance: a reduce-scatter costs half of an all-reduce.
+        # None of them is best in advance: a reduce-scatter costs half of an all-reduce.
         every = all_placements(self.group.sizes, self.problem.mesh)
         returned = {s: self.program.add_fraction() for s in every}
         self.program.add_constraint([(v, 1.0) for v in returned.values()], 1.0, 1.0)
@@ -471,7 +479,7 @@ class _GroupConstraints:
     # ------------------------------------------------------------------ stored and resident copies
 
     def _stored(self) -> list[Keeping]:
-        """The keepings that may store a copy of the group; of inputs, which exist, the default."""
+        """The keepings that may store a copy of the group; for inputs, which exist, the default."""
         class_id = self.group.class_id
         return [
             keeping
@@ -480,7 +488,7 @@ class _GroupConstraints:
         ]
 
     def _add_copies(self, keeping: Keeping) -> dict[Placements, int]:
-        """kept[f, k, s] is a sink of the pass: a copy that a reader needs anyway is sent once.
+        """Add kept[f, k, s] as a sink of the pass: a copy that a reader needs anyway is sent once.
 
         Partial maxima and minima are not stored.
         """
@@ -504,7 +512,7 @@ class _GroupConstraints:
     def _available_share(
         self, sources: Mapping[Placements, Iterable[int]]
     ) -> dict[Placements, Terms]:
-        """At most the share in each placement: available[s] <= sum of sources[s]."""
+        """A share of at most that in each placement: available[s] <= sum of sources[s]."""
         available: dict[Placements, int] = {}
         for placements, variables in sources.items():
             available[placements] = variable = self.program.add_fraction()
@@ -513,7 +521,7 @@ class _GroupConstraints:
         return _as_terms(available)
 
     def _restored(self) -> dict[Placements, Terms]:
-        """Where one consumer after the forward pass takes a tensor from.
+        """The placements from which one consumer after the forward pass takes a tensor.
 
         For each of the placements s::
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from tensorstate.ir.graph import Loop, Operator, Reduce, Tensor, TracedEqn, Use, View
-from tensorstate.ir.placements import PinnedDim, RingStrategy
+from tensorstate.ir.placements import Exchange, Pairing, PinnedDim
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat import (
     FlatAtom,
@@ -199,7 +199,7 @@ class _GraphBuilder:
                 if eqn.primitive.name == "sharding_constraint"
                 else None,
                 eqn.loops,
-                form.ring,
+                form.pairing,
                 _reordered(eqn, [k for k, _ in form.operands]),
             )
         )
@@ -224,7 +224,7 @@ class _GraphBuilder:
             sharding.linear,
             tuple(sharding.reductions.items()),
             tuple(sharding.unseen.items()),
-            sharding.ring,
+            sharding.pairing,
             tuple(map(read, eqn.inputs)),
             tuple(self._views[out].sizes for out in eqn.outputs),
         )
@@ -279,7 +279,7 @@ class _Form(NamedTuple):
     """The properties that operators share if they differ only in their tensors, as in other layers.
 
     Attributes:
-        sizes, reductions, linear, need_replication, ring: as for ``Operator``.
+        sizes, reductions, linear, need_replication, pairing: as for ``Operator``.
         arguments, results: for every array and dimension its labels, major first.
         operands: the number of every argument that reads a tensor, and the label of every position.
         produced: for every result the label of every position.
@@ -293,13 +293,13 @@ class _Form(NamedTuple):
     results: tuple[tuple[tuple[int, ...], ...], ...]
     operands: tuple[tuple[int, tuple[int, ...]], ...]
     produced: tuple[tuple[int, ...], ...]
-    ring: RingStrategy | None
+    pairing: Pairing | None
 
     @classmethod
     def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
         """The form of an equation's operator."""
         labels = _Labels(builder, eqn, sharding)
-        ring = labels.ring()
+        pairing = labels.pairing()
         operands = []
         for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True)):
             view = builder.view(atom)
@@ -320,7 +320,7 @@ class _Form(NamedTuple):
             labels.results,
             tuple(operands),
             tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
-            ring,
+            pairing,
         )
 
     def constant(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
@@ -396,18 +396,22 @@ class _Labels:
             for label in self._of.get(name, ())
         }
 
-    def ring(self) -> RingStrategy | None:
-        """The ring, if each of its labels is a single label here; otherwise it is dropped."""
-        ring = self._signature.ring
-        if ring is None:
+    def pairing(self) -> Pairing | None:
+        """The pairing, whose labels are each one label here: otherwise its strategy is taken away.
+
+        Of rows that are exchanged the first is enough: blocks of it are blocks of the rows.
+        """
+        pairing = self._signature.pairing
+        if pairing is None:
             return None
-        names = (ring.label, ring.queries, ring.keys)
-        labels = [self._of.get(name, ()) for name in names]
+        labels = [self._of.get(name, ()) for name in (pairing.label, *pairing.pair)]
+        if isinstance(pairing, Exchange):
+            labels[1] = labels[1][:1]
+            labels[2] = labels[2][:1] if pairing.is_lookup else labels[2]
         if any(len(of_name) != 1 for of_name in labels):
             self.need_replication.update(labels[0])
             return None
-        (label, *_), (queries, *_), (keys, *_) = labels
-        return RingStrategy(label, queries, keys, ring.passes)
+        return pairing.relabelled(*itertools.chain.from_iterable(labels))
 
 
 def _linear(

@@ -7,8 +7,11 @@ An unrolled scan has separate tensors for each iteration. They can be kept in di
 split into microbatches, like those of layers written one by one.
 ``tensorstate.tracing.node_classes`` finds that the iterations are identical, so the search decides
 for them once. Residuals that the forward scan would stack and the backward scan unstack are then
-not stacked: iterations read them directly. Scans over whole steps, with a backward pass in their
-body, are always unrolled, since a graph has one forward and one backward pass.
+not stacked: iterations read them directly.
+
+A scan over whole steps, with a backward pass in its body, is a loop of the forward pass as a whole:
+a graph has one forward and one backward pass, and this one is inside. So the search cannot decide
+how its tensors are kept. Where the steps only accumulate gradients, a short scan is unrolled.
 
 All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
 that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
@@ -50,6 +53,10 @@ from tensorstate.tracing.identities import same_elements
 # Transformer of 4 layers with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
 
+# Equations up to which a scan that accumulates gradients is unrolled: that of a Transformer of 4
+# layers over six parts of a batch. Its layers may be recomputed and be pipeline stages then.
+MAX_ACCUMULATED = 10_000
+
 
 def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int = 1) -> FlatJaxpr:
     """Inline all calls, fold constants, and eliminate dead code.
@@ -61,8 +68,8 @@ def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int =
         loops: whether loops stay loops, stay and are paired, or scans are unrolled.
         runs: number of successive loops into which a scan is split.
 
-        Raises:
-            PlanError: the function has side effects, or its loops are too long to unroll.
+    Raises:
+        PlanError: the function has side effects, or its loops are too long to unroll.
     """
     inliner = _Inliner(pins, loops, runs)
     jaxpr, values = jax_internals.parts_of(closed)
@@ -259,6 +266,8 @@ class _Inliner:
             self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
             for jaxpr, constants in branches
         ]
+        if len(results) == 1:
+            return results[0]
         if isinstance(which, SplatConstant):
             return results[int(np.clip(which.value, 0, len(results) - 1))]
         chosen = []
@@ -280,11 +289,15 @@ class _Inliner:
         first_xs = loop.num_consts + loop.num_carry
         fixed, xs = inputs[: loop.num_consts], inputs[first_xs:]
         carry = inputs[loop.num_consts : first_xs]
-        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
-        if self.form == "unroll" or loop.length < 2 or whole_steps:
+        if self.form == "unroll" or loop.length < 2:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
-        # Runs of a single iteration would be unrolled.
-        count = 1 if place.loops else max(1, min(self.runs, loop.length // 2))
+        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
+        is_short = whole_steps and jaxprs.num_equations(eqn) <= MAX_ACCUMULATED
+        if is_short and not place.loops and not jaxprs.trains(loop):
+            return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
+        # Runs of one iteration would be unrolled. Of whole steps nothing is kept in another way.
+        is_one = whole_steps or bool(place.loops)
+        count = 1 if is_one else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]
         parts = [self.split(x, ends, place) for x in xs]
         stacks: list[Sequence[FlatAtom]] = [[]] * count

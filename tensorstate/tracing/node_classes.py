@@ -285,7 +285,7 @@ def _node_signature(
         parts.append(
             (
                 *(operator.primitive, operator.sizes, inside, results),
-                *(reductions, operator.linear, operator.pin, operator.ring),
+                *(reductions, operator.linear, operator.pin, operator.pairing),
             )
         )
     return (node.kind, node.phase, node.sizes, node.need_replication, tuple(parts))

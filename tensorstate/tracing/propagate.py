@@ -203,11 +203,11 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
         unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
             "refuse" raises an error.
 
-        Returns:
-            Its rule and labels, or ``None`` for a view.
+    Returns:
+        Its rule and labels, or ``None`` for a view.
 
-        Raises:
-            PlanError: a primitive has no rule; the error names it and its line in the model.
+    Raises:
+        PlanError: a primitive has no rule; the error names it and its line in the model.
     """
     name = eqn.primitive.name
     source = eqn.inputs[0] if name in VIEWS else None

@@ -73,10 +73,10 @@ def step_jaxpr(
         context: the context in which the function is traced, with the types of its arguments; that
             of the caller by default.
 
-        Raises:
-            PlanError: arguments are not arrays or do not fit; or the function returns nothing,
-                stores values outside of it, has its own collectives, or has data-dependent control
-                flow or shapes.
+    Raises:
+        PlanError: arguments are not arrays or do not fit; or the function returns nothing, stores
+            values outside of it, has its own collectives, or has data-dependent control flow or
+            shapes.
     """
     step_fn = unjitted(step_fn)
     shapes = tuple(jax.tree.map_with_path(_shape, arg) for arg in args)

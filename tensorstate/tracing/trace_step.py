@@ -30,7 +30,6 @@ from tensorstate.ir.graph import (
     Phase,
     Role,
     Tensor,
-    View,
 )
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.ir.trees import path_name
@@ -78,8 +77,10 @@ def trace(
             "unroll" scans, so that every iteration has its own. An integer pairs and splits them,
             each into that number of runs of iterations that are decided as one: if a memory limit
             is between two plans of all layers, some runs are kept in another way. Stacked
-            parameters and gradients are then copied once. Scans over whole steps, with a backward
-            pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
+            parameters and gradients are then copied once. All scans with ``checkpoints="drop"`` are
+            unrolled, and short ones that accumulate gradients. Other scans over whole steps, with a
+            backward pass in their body, are loops of the forward pass, whose tensors the search
+            does not keep in its own way.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.
@@ -317,7 +318,7 @@ def _with_phases(
     for operator in operators:
         for k, use in enumerate(operator.operands):
             consumers[use.tensor].append(Consumer(operator.index, k, operator.phase))
-    tensor_roles = roles(parts.tensors, operators, parts.outputs, updates, len(input_names))
+    tensor_roles = roles(parts, phases_in_steps(parts, operators), updates, len(input_names))
     names = [*input_names, *(tensor.name for tensor in parts.tensors[len(input_names) :])]
     tensors = [
         dataclasses.replace(tensor, role=role, name=name, consumers=tuple(uses))
@@ -339,63 +340,102 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
     belong to the backward pass, and the remaining ones to the optimizer. All operators of a
     function without gradients run in the forward pass. A whole loop runs in one phase.
     """
-    # jax.grad traces f under jvp(f), and its transpose under transpose(jvp(f)).
-    phase_of: list[Phase | None] = [
+    phase_of = _phases_by_stack(operators)
+    if all(phase is None for phase in phase_of):
+        return [*itertools.repeat("forward", len(phase_of))]
+    bodies: dict[int, list[int]] = {}
+    for i, operator in enumerate(operators):
+        if operator.loops:
+            bodies.setdefault(operator.loops[0], []).append(i)
+    before = _before_the_loss(tensors, operators, phase_of, bodies)
+    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
+    for body in bodies.values():
+        if not before[body[0]]:
+            is_backward = any(phase_of[i] == "backward" for i in body)
+            for i in body:
+                by_stack[i] = "backward" if is_backward else "optimizer"
+    return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
+
+
+def phases_in_steps(parts: GraphParts, operators: Sequence[Operator]) -> list[Phase]:
+    """The phases of ``phases``; in loops over whole steps, of each operator within its step.
+
+    Such a loop, as of an update by minibatches, has both passes in its body, and what follows them:
+    which of its tensors are gradients, and which the optimizer's, is seen there alone.
+    """
+    phase_of, inside = _phases_by_stack(operators), dict[int, set[Phase | None]]()
+    for operator, phase in zip(operators, phase_of, strict=True):
+        for loop in operator.loops:
+            inside.setdefault(loop, set()).add(phase)
+    before = _before_the_loss(parts.tensors, operators, phase_of, {})
+    of_steps: list[Phase] = []
+    for operator, phase, is_before in zip(operators, phase_of, before, strict=True):
+        if not any(inside[loop] >= {"forward", "backward"} for loop in operator.loops):
+            of_steps.append(operator.phase)
+        else:
+            after: Phase = "backward" if phase == "backward" else "optimizer"
+            of_steps.append("forward" if is_before else after)
+    return of_steps
+
+
+def _phases_by_stack(operators: Sequence[Operator]) -> list[Phase | None]:
+    """Phases as ``jax.grad`` names them: f under jvp(f), its transposition under transpose()."""
+    return [
         "backward"
         if o.eqn.remat_region is not None or "transpose(" in o.source.stack
         else ("forward" if "jvp(" in o.source.stack else None)
         for o in operators
     ]
-    if all(phase is None for phase in phase_of):
-        return [*itertools.repeat("forward", len(phase_of))]
-    operands = [[use.tensor for use in o.operands] for o in operators]
-    producers = [tensor.producer for tensor in tensors]
-    bodies: dict[int, list[int]] = {}
-    for i, operator in enumerate(operators):
-        if operator.loops:
-            bodies.setdefault(operator.loops[0], []).append(i)
 
-    # Operators that the forward pass depends on are forward, whatever their stack says: with a
-    # penalty on the gradient of the input, the inner transpose runs before the outer loss is known.
+
+def _before_the_loss(
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
+    phase_of: Sequence[Phase | None],
+    bodies: Mapping[int, Sequence[int]],
+) -> list[bool]:
+    """Whether the forward pass depends on each operator, or consists of it.
+
+    Such operators are forward, whatever their stack says: of a penalty on the gradient of the
+    input, the inner transposition runs before the outer loss is known.
+
+    Args:
+        bodies: by outermost loop the operators that run in one phase.
+    """
     before = [phase == "forward" for phase in phase_of]
-    pending = [i for i, is_before in enumerate(before) if is_before]
+    pending, seen = [i for i, is_before in enumerate(before) if is_before], set[int]()
     while pending:
-        i = pending.pop()
-        needed = [p for tensor in operands[i] if (p := producers[tensor]) is not None]
-        needed += bodies.pop(operators[i].loops[0], []) if operators[i].loops else []
+        operator = operators[pending.pop()]
+        needed = [p for use in operator.operands if (p := tensors[use.tensor].producer) is not None]
+        if operator.loops and operator.loops[0] not in seen:
+            seen.add(operator.loops[0])
+            needed += bodies.get(operator.loops[0], ())
         for p in needed:
             if not before[p]:
                 before[p] = True
                 pending.append(p)
-    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
-    for body in bodies.values():  # of loops outside of the forward pass
-        phase: Phase = "backward" if any(phase_of[i] == "backward" for i in body) else "optimizer"
-        for i in body:
-            by_stack[i] = phase
-    return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
+    return before
 
 
 def roles(
-    tensors: Sequence[Tensor],
-    operators: Sequence[Operator],
-    outputs: Sequence[View],
-    updates: Mapping[int, int],
-    inputs: int,
+    parts: GraphParts, phase_of: Sequence[Phase], updates: Mapping[int, int], inputs: int
 ) -> list[Role]:
     """The role of every tensor.
 
     Parameters are updated and read by the model, or frozen.
 
     Args:
-        operators: the operators with their phases.
+        parts: tensors, operators and results.
+        phase_of: the phases of operators.
         updates: maps outputs to the inputs whose new values they are.
         inputs: the number of inputs, which are the first tensors; other tensors without a producer
             are constants.
     """
+    tensors, operators = parts.tensors, parts.operators
     consumers: list[set[Phase]] = [set() for _ in tensors]
-    for operator in operators:
+    for operator, phase in zip(operators, phase_of, strict=True):
         for use in operator.operands:
-            consumers[use.tensor].add(operator.phase)
+            consumers[use.tensor].add(phase)
     updated = set(updates.values())
     assigned: list[Role] = []
     for index, tensor in enumerate(tensors):
@@ -410,24 +450,24 @@ def roles(
             assigned.append("constant")
         elif not tensor.sizes:
             assigned.append("scalar/output")
-        elif operators[tensor.producer].phase == "optimizer":
+        elif phase_of[tensor.producer] == "optimizer":
             assigned.append("optimizer")
-        elif operators[tensor.producer].phase == "backward" and "optimizer" in consumers[index]:
+        elif phase_of[tensor.producer] == "backward" and "optimizer" in consumers[index]:
             assigned.append("gradient")
         else:
             assigned.append("activation")
-    for index in _frozen(tensors, operators, assigned, consumers):
+    for index in _frozen(parts, phase_of, assigned, consumers):
         assigned[index] = "parameter"
     for output, updated_input in updates.items():
-        result = outputs[output].tensor
+        result = parts.outputs[output].tensor
         if result is not None and tensors[result].producer is not None:
             assigned[result] = assigned[updated_input]
     return assigned
 
 
 def _frozen(
-    tensors: Sequence[Tensor],
-    operators: Sequence[Operator],
+    parts: GraphParts,
+    phase_of: Sequence[Phase],
     assigned: Sequence[Role],
     consumers: Sequence[set[Phase]],
 ) -> list[int]:
@@ -438,6 +478,7 @@ def _frozen(
     have too, or that a product of the forward pass sums over, is one of features; it is the batch
     only if no other dimension is left.
     """
+    tensors = parts.tensors
     own = [
         i
         for i, role in enumerate(assigned)
@@ -449,8 +490,8 @@ def _frozen(
         return []
     summed = {
         tensors[use.tensor].dims[use.labels.index(label)]
-        for operator in operators
-        if operator.phase == "forward" and operator.kind in ("einsum", "window")
+        for operator, phase in zip(parts.operators, phase_of, strict=True)
+        if phase == "forward" and operator.kind in ("einsum", "window")
         for label in operator.reductions
         for use in operator.operands
         if label in use.labels
@@ -464,7 +505,28 @@ def _frozen(
         is_index = tensors[i].dtype.kind in "bi" and not _may_be_weight(tensors[i].dtype)
         evidence[tensors[i].dims[0]] = [has_indices or is_index, dims + len(tensors[i].dims)]
     batch = max(evidence, key=lambda f: (f not in trained, f not in summed, *evidence[f]))
-    return [i for i in own if batch not in tensors[i].dims and _may_be_weight(tensors[i].dtype)]
+    data = {i for i in own if batch in tensors[i].dims} | _shuffled(parts)
+    return [i for i in own if i not in data and _may_be_weight(tensors[i].dtype)]
+
+
+# What draws or sorts indices: ``jax.random.permutation`` does both.
+_DRAWING = frozenset({"random_bits", "random_permutation", "threefry2x32", "sort"})
+
+
+def _shuffled(parts: GraphParts) -> set[int]:
+    """The tensors of which rows are taken by indices that were drawn or sorted: examples.
+
+    Every such array has a first dimension of its own, since its rows are no longer those of others.
+    Of an embedding rows are taken by tokens, which are given.
+    """
+    drawn, found = set[int](), set[int]()
+    for operator in parts.operators:
+        operands = [use.tensor for use in operator.operands]
+        if operator.primitive in _DRAWING or not drawn.isdisjoint(operands):
+            drawn.update(use.tensor for use in operator.results)
+        if operator.kind == "gather" and not drawn.isdisjoint(operands[1:]):
+            found.add(operands[0])
+    return found
 
 
 def _may_be_weight(dtype: Any) -> bool:

@@ -82,7 +82,7 @@ def drawn(seed: int, kind: str, most: int, parts: int | None = None) -> Case | N
     """A case; None where there are too many schedules to look at.
 
     Args:
-        parts: of a sum that is not cut into shards, the chunks of the whole buffer, which the
+        parts: for a sum that is not cut into shards, the chunks of the whole buffer, which the
             optimum then has; those of the library when omitted.
     """
     rng = random.Random(seed)

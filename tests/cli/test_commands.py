@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 import jaxcoll as jc
@@ -233,6 +234,32 @@ def test_explain_says_what_runs_and_what_pays(capsys):
     assert {"jax.lax", slice_["rows"][0]["best"]} <= {
         each["candidate"] for each in slice_["rows"][0]["candidates"]
     }
+
+
+def test_explain_has_wires_and_unequal_slices(capsys, tmp_path):
+    """As ``explain_choice``, beside what floats of 32 bits and full pairs would take."""
+    hosts = ("dgx-h100:2", "--size", "64MiB", "--backend", "gpu")
+    network = jc.measured.MACHINES["h100-host"].topology(None)
+    (row,) = as_json(capsys, "explain", "h100-host", *hosts[1:], "--wire", "float8_e4m3fn")["rows"]
+    given = {"nbytes": 2**26, "topology": network, "execution": "gpu"}
+    told = jc.explain_choice("psum", wire_dtype="float8_e4m3fn", **given)
+    assert row["runs"] == [told.chosen.name, told.then.chosen.name]
+    assert row["seconds"] == told.seconds
+    assert row["plain_seconds"] == jc.explain_choice("psum", **given).seconds
+    rows = np.random.default_rng(0).integers(0, 9, (16, 16))
+    rows[2, 5] = 200
+    file = tmp_path / "tokens.txt"
+    np.savetxt(file, rows, "%d")
+    ragged = ("explain", hosts[0], "all_to_all", *hosts[1:], "--largest", str(file))
+    (row,) = as_json(capsys, *ragged)["rows"]
+    assert row["seconds"] < row["plain_seconds"]
+    code, out, _ = called(capsys, *ragged)
+    assert code == 0
+    assert "ragged_all_to_all of up to 67,108,864 B" in out
+    assert "of the time of pairs all as full as the fullest" in out
+    assert "--largest is of all_to_all" in refused(capsys, "explain", *hosts, "--largest", "x")
+    file.write_text("0 1\n2 x\n")
+    assert "must have a line for each rank" in refused(capsys, *ragged)
 
 
 def test_compare_names_those_that_are_not_defined_in_one_line(capsys, monkeypatch):

@@ -805,6 +805,31 @@ def test_a_function_as_a_primitive():
     assert doubled in jax_internals.registered()
 
 
+def test_a_linear_primitive_has_a_transpose_of_its_own():
+    def run(x, n, *, rows, axis_name):
+        return n * jax.lax.psum(jnp.pad(x, (0, rows - len(x))), axis_name)
+
+    def transpose(cotangent, n, *, rows, axis_name):
+        return 10 * n * cotangent[: rows - 1]  # not that of ``run``
+
+    padded = jax_internals.define_linear("padded", run, transpose, "rows")
+
+    def call(x):
+        return padded.bind(x, jnp.int32(2), rows=4, axis_name=("x",))
+
+    def inside(function):
+        spec = P("x")
+        mesh = mesh_of(1)
+        return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+    x = jnp.arange(3.0)
+    value, tangent = inside(lambda x: jnp.stack(jax.jvp(call, (x,), (x,))))(x)
+    assert value.tolist() == tangent.tolist() == [0, 2, 4, 0]
+    back = inside(jax.grad(lambda x: call(x).sum()))
+    assert back(x).tolist() == [20, 20, 20]
+    assert inside(jax.vmap(call))(jnp.stack([x, x])).tolist() == [[0, 2, 4, 0]] * 2
+
+
 def test_registries_of_rules():
     primitives = {primitive.name: primitive for primitive in jax_internals.registered()}
     assert {"add", "dot_general", "sin", "scan", "sort", "igamma"} <= primitives.keys()

@@ -313,6 +313,62 @@ def test_an_explanation_names_what_runs_and_fits_a_screen(network, name):
     assert is_scheduled == (found.chosen.name != "jax.lax")
 
 
+SLICES = np.random.default_rng(3).integers(0, 9, (8, 8)).astype(np.int64)
+
+
+@pytest.mark.parametrize(("network", "hot"), [(FAST, 8), *((make(), 400) for make in SLOW[1:])])
+def test_unequal_slices_are_explained_by_what_runs(network, hot):
+    """Of rows of a KiB: padded, or by a schedule where one pair has many more."""
+    mesh, width, largest = mesh_of(8), 256, SLICES.copy()
+    largest[2, 5] = hot
+    between = np.where(np.eye(8, dtype=bool), 0, largest)
+    fullest = max(between.sum(0).max(), between.sum(1).max())
+    nbytes = int(fullest) * 4 * width
+    found = jc.explain_choice(
+        "ragged_all_to_all", nbytes=nbytes, largest=largest, mesh=mesh, topology=network
+    )
+    text = str(found)
+    assert f"of up to {nbytes:,} B, {np.count_nonzero(between)} of 56 pairs" in text
+    assert f"pads them to {8 * between.max() * 4 * width:,} B" in text
+
+    def call(x, sizes):
+        me = jax.lax.axis_index("x")
+        starts = jnp.cumsum(sizes, axis=1) - sizes
+        there = (jnp.cumsum(sizes, axis=0) - sizes)[me]
+        room = jnp.zeros((int(largest.sum(axis=0).max()), width), x.dtype)
+        return jc.ragged_all_to_all(
+            x, room, starts[me], sizes[me], there, sizes[:, me],
+            axis_name="x", largest=largest, check=False,
+        )  # fmt: skip
+
+    rows = jax.ShapeDtypeStruct((8 * int(largest.sum(axis=1).max()), width), jnp.float32)
+    sizes = jax.ShapeDtypeStruct((8, 8), jnp.int32)
+    with jc.use_topology(network):
+        step = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))
+        text = step.lower(rows, sizes).as_text()
+    is_padded = f"tensor<8x{between.max()}x{width}xf32>" in text and "all_to_all" in text
+    assert is_padded == found.chosen.is_native == (hot < 100)
+
+
+def test_a_sum_over_a_wire_is_explained_by_its_halves():
+    """Both are priced by the bytes of the wire, a row for each rank."""
+    network, wire = FAST, "float8_e4m3fn"
+    found = jc.explain_choice(
+        "psum", nbytes=4 * LONG, mesh=mesh_of(8), topology=network, wire_dtype=wire
+    )
+    sent = 8 * jc.execute.wires.wire_of(wire).nbytes(LONG // 8)
+    assert found.then is not None
+    halves = found, found.then
+    for half, kind in zip(halves, ("all_to_all", "all_gather"), strict=True):
+        alone = jc.explain_choice(kind, nbytes=sent, mesh=mesh_of(8), topology=network)
+        assert (half.collective.kind, half.nbytes) == (kind, sent)
+        assert half.chosen.name == alone.chosen.name
+    assert found.seconds == sum(half.chosen.seconds for half in halves)
+    assert f"all_reduce of {4 * LONG:,} B, of which {sent:,} B are sent" in str(found)
+    for kind in ("psum_scatter", "all_gather", "all_to_all"):
+        assert jc.explain_choice(kind, nbytes=8, mesh=mesh_of(8), wire_dtype=wire).then is None
+
+
 def test_an_explanation_along_one_axis_and_with_a_table():
     mesh = mesh_of(2, 4)
     found = jc.explain_choice("all_reduce", nbytes=1 << 10, mesh=mesh, axis_name="y", topology=FAST)
@@ -325,6 +381,9 @@ def test_an_explanation_along_one_axis_and_with_a_table():
         )
 
 
+RAGGED = {"collective": "ragged_all_to_all", "largest": SLICES}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -335,6 +394,13 @@ def test_an_explanation_along_one_axis_and_with_a_table():
         ({"axis_name": "q"}, "axis_name must be one or more axes of the mesh"),
         ({"topology": topologies.ring(3)}, "has 3 ranks, the axes 8 and the mesh 8 devices"),
         ({"execution": "gpu"}, "costs are of 'gpu'"),
+        ({"largest": SLICES}, "largest= is of 'ragged_all_to_all' alone"),
+        ({"collective": "ragged_all_to_all"}, "largest= is of 'ragged_all_to_all' alone"),
+        ({**RAGGED, "largest": SLICES[:7]}, "largest is a matrix of 8 x 8"),
+        ({**RAGGED, "largest": -SLICES}, "largest is a matrix of 8 x 8"),
+        ({**RAGGED, "largest": np.eye(8, dtype=int)}, "no rows for other ranks"),
+        (RAGGED, "none is known: give topology="),
+        ({"wire_dtype": "int8"}, "needs a seed"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(arguments, said):

@@ -30,9 +30,9 @@ class Outcome:
     Attributes:
         read: how many were taken.
         wrong: a line for each that ended otherwise, with its seed.
-        seconds: of the processor, for the slowest one.
+        seconds: seconds of the processor, for the slowest one.
         megabytes: by which memory grew for all of them.
-        characters: of the longest message, without the name of the file.
+        characters: number of characters of the longest message, without the name of the file.
     """
 
     read: int = 0

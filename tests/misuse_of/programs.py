@@ -95,7 +95,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.explain_choice,
         {
             "collective": "none", "nbytes": 1024, "mesh": MESH, "axis_name": "i",
-            "topology": None, "execution": None,
+            "topology": None, "execution": None, "largest": None, "wire_dtype": "bfloat16",
+            "dtype": "float32",
         },
     ),
     "measure_execution": (

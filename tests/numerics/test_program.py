@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import threading
 import time
 from fractions import Fraction
 
@@ -15,7 +16,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.numerics.program import Program, Solution, Status
+from jaxcoll.numerics.program import Program, Solution, Status, _Watcher
 from jaxcoll.progress import Progress
 
 INF = math.inf
@@ -357,6 +358,37 @@ def test_a_gap_is_kept_to():
         assert each.total == pytest.approx(50.0)
         assert each.best is None or each.best >= best.objective - 1e-6
         assert each.bound is None or each.bound <= best.objective + 1e-6
+
+
+def test_an_error_of_progress_ends_the_solve_and_is_raised_as_it_is():
+    class Mine(Exception):
+        pass
+
+    def progress(_):
+        raise Mine
+
+    for start in (None, knapsack().minimize(relax=True).basis):
+        with pytest.raises(Mine):
+            knapsack().minimize(gap=0.0, start=start, progress=progress)
+    assert knapsack().minimize(gap=0.5).status == Status.OPTIMAL
+
+
+def test_progress_is_told_while_a_solver_calls_nothing_back():
+    """As while branch and bound solves its first relaxation; by the thread that asked."""
+    told, threads = threading.Event(), []
+
+    class Silent:
+        def run(self):
+            assert told.wait(60)
+            return "ended"
+
+    def progress(event):
+        threads.append(threading.current_thread())
+        assert event == Progress(event.done, 5.0, "seconds of search")
+        told.set()
+
+    assert _Watcher(progress, 5.0).run(Silent()) == "ended"  # pyright: ignore[reportArgumentType]
+    assert set(threads) == {threading.current_thread()}
 
 
 def test_a_basis_of_a_smaller_program_is_where_the_larger_one_begins():

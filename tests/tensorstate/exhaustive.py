@@ -23,18 +23,18 @@ from tensorstate.cost.reshard_plan import (
 )
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
-from tensorstate.keeping.table import Kept
+from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.table import Kept, allowed
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
-from tests.tensorstate.solvers import recomputing
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """Seconds and bytes of all strategies, for given recomputed nodes and saved placements."""
+    """Seconds and bytes of all strategies, for given ways to keep nodes and saved placements."""
 
     decisions: Decisions
     compute: np.ndarray
@@ -55,6 +55,7 @@ class Every:
         problem: the problem.
         candidates: for every class the candidate strategies.
         recompute: whether to enumerate all sets of recomputed nodes.
+        offload: whether nodes may be offloaded, too, in every combination.
         save: whether to enumerate all saved and loop-resident placements, and to evaluate memory;
             otherwise they are those of the least time.
     """
@@ -65,28 +66,24 @@ class Every:
         candidates: CandidateStrategies,
         *,
         recompute: bool = False,
+        offload: bool = False,
         save: bool = False,
     ):
         self.problem, self.candidates = problem, candidates
         self.program_points = len(problem.liveness.program_points) if save else 0
         self._tables: dict[Hashable, np.ndarray] = {}
         self._seconds: dict[frozenset[int], np.ndarray] = {}
-        found: dict[tuple[frozenset[int], Hashable], Decisions] = {}
+        found: dict[Hashable, tuple[Decisions, Kept]] = {}
         resident_choices = list(_loop_resident_plan(problem, candidates)) if save else [{}]
-        for recomputed in _recomputed_sets(problem) if recompute else [frozenset()]:
+        for named in _ways(problem, allowed(recompute=recompute, offload=offload)):
+            recomputed = Kept(named).rerun
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
                 for loop_resident in resident_choices:
-                    decisions = Decisions((), recomputing(recomputed), saved, loop_resident)
-                    recomputed_nodes = find_kept(problem, decisions).rerun
-                    needed_after_forward = (
-                        frozenset(saved.items()),
-                        frozenset(loop_resident.items()),
-                    )
-                    found.setdefault((recomputed_nodes, needed_after_forward), decisions)
-        self.columns = [
-            self._columns(decisions, recomputed_nodes)
-            for (recomputed_nodes, _), decisions in found.items()
-        ]
+                    decisions = Decisions((), named, saved, loop_resident)
+                    kept = find_kept(problem, decisions)
+                    items = (kept.named.items(), saved.items(), loop_resident.items())
+                    found.setdefault((*map(frozenset, items),), (decisions, kept))
+        self.columns = [self._columns(*each) for each in found.values()]
 
     @property
     def least_peak(self) -> float:
@@ -134,13 +131,13 @@ class Every:
 
     # ------------------------------------------------------------------ columns
 
-    def _columns(self, decisions: Decisions, recomputed_nodes: frozenset[int]) -> Columns:
-        totals = np.zeros((2 + self.program_points, *map(len, self.candidates)))
+    def _columns(self, decisions: Decisions, kept: Kept) -> Columns:
+        totals = np.zeros((3 + self.program_points, *map(len, self.candidates)))
         for number in range(len(self.problem.tensor_groups)):
-            totals += self._table(decisions, recomputed_nodes, number)
-        communication, inputs, *there = totals
+            totals += self._table(decisions, kept, number)
+        communication, storing, inputs, *there = totals
         peak = inputs + np.ceil(np.max(there, axis=0) - EXACT) if there else inputs
-        return Columns(decisions, self._compute(recomputed_nodes), communication, peak)
+        return Columns(decisions, self._compute(kept.rerun) + storing, communication, peak)
 
     def _compute(self, recomputed_nodes: frozenset[int]) -> np.ndarray:
         """Seconds of all operators."""
@@ -155,10 +152,8 @@ class Every:
             compute += _along(np.array(seconds), (class_id,), shape)
         return compute
 
-    def _table(
-        self, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
-    ) -> np.ndarray:
-        """Seconds, bytes of inputs, and other bytes at every point, of a tensor group.
+    def _table(self, decisions: Decisions, kept: Kept, number: int) -> np.ndarray:
+        """Of a group seconds of collectives and of storing, bytes of inputs and at every point.
 
         The strategies of its classes stand along their dimensions; the others have size one.
         """
@@ -167,21 +162,20 @@ class Every:
             (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
         )
         readers = (node for of in group.consumers for nodes in of for node in nodes)
-        around = recomputed_nodes & {*group.producers, *readers}
+        near = {*group.producers, *readers}
+        around = frozenset((node, how) for node, how in kept.named.items() if node in near)
         key = number, around, needed_after_forward
         if key in self._tables:
             return self._tables[key]
         consumers = (d.class_id for d in group.consumer_classes if d.class_id is not None)
         groups = tuple(sorted({group.class_id, *consumers}))
-        table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.program_points))
+        table = np.zeros((*(len(candidates[g]) for g in groups), 3 + self.program_points))
         strategies = [choices[0] for choices in candidates]
         for at in itertools.product(*(range(len(candidates[g])) for g in groups)):
             for class_id, i in zip(groups, at, strict=True):
                 strategies[class_id] = candidates[class_id][i]
             decided = dataclasses.replace(decisions, strategies=tuple(strategies))
-            table[at] = _costs(self.problem, decided, recomputed_nodes, number)[
-                : 2 + self.program_points
-            ]
+            table[at] = _costs(self.problem, decided, kept, number)[: 3 + self.program_points]
         shape = tuple(map(len, candidates))
         columns = np.stack([_along(column, groups, shape) for column in np.moveaxis(table, -1, 0)])
         self._tables[key] = columns
@@ -193,26 +187,27 @@ def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np
     return table.reshape([n if class_id in groups else 1 for class_id, n in enumerate(shape)])
 
 
-def _costs(
-    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
-) -> np.ndarray:
+def _costs(problem: Problem, decisions: Decisions, kept: Kept, number: int) -> np.ndarray:
     try:
-        kept = Kept(recomputing(recomputed_nodes))
         reshards = list(reshard_plans(problem, decisions, kept, number))
     except PlanError:  # it cannot be saved in these placements
-        return np.full(2 + len(problem.liveness.program_points), math.inf)
+        return np.full(3 + len(problem.liveness.program_points), math.inf)
     seconds = sum(t.multiplicity * t.seconds for t in reshards)
+    storing = sum(t.multiplicity * t.keeping_seconds for t in reshards)
     there = bytes_by_point(problem, number, decisions.strategies, reshards, kept).sum(0)
-    return np.array([seconds, input_bytes(problem, reshards), *there])
+    return np.array([seconds, storing, input_bytes(problem, reshards), *there])
 
 
 # ---------------------------------------------------------------------- decisions
 
 
-def _recomputed_sets(problem: Problem) -> Iterator[frozenset[int]]:
+def _ways(problem: Problem, keepings: Sequence[Keeping]) -> Iterator[Mapping[int, Keeping]]:
+    """Every way to keep every node of the forward pass; by default where a node is not named."""
+    default, *others = keepings
     in_forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
-    for size in range(len(in_forward) + 1):
-        yield from map(frozenset, itertools.combinations(in_forward, size))
+    for ways in itertools.product((default, *others), repeat=len(in_forward)):
+        pairs = zip(in_forward, ways, strict=True)
+        yield {node: keeping for node, keeping in pairs if keeping != default}
 
 
 def _loop_resident_plan(

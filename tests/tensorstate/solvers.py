@@ -15,9 +15,9 @@ from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
 
 
-def options_of(recompute: bool = False, **options) -> SearchOptions:
-    """Options of a search that may recompute activations."""
-    return SearchOptions(allowed(recompute=recompute), **options)
+def options_of(recompute: bool = False, offload: bool = False, **options) -> SearchOptions:
+    """Options of a search that may recompute or offload activations."""
+    return SearchOptions(allowed(recompute=recompute, offload=offload), **options)
 
 
 def recomputing(nodes: Iterable[int]) -> dict[int, Keeping]:

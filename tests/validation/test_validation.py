@@ -6,9 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxcoll import measured, validation
 from jaxcoll.validation import CLASSES, TARGETS, drawn, errors, predictions
+from jaxcoll.validation.blocks import BlockLaw
 
 CURVES = [curve for table in measured.tables() for curve in table.curves]
 
@@ -107,12 +110,39 @@ def test_the_means_are_those_that_the_page_claims():
     }  # fmt: skip
 
 
-def test_links_of_a_small_torus_predict_a_large_one_from_512_mib_alone():
-    found = {(each.curve.algorithm, each.nbytes): each.error for each in predictions("carried")}
-    torus = {size: error for (name, size), error in found.items() if name == "default-3dtorus"}
-    assert sorted(torus) == [2**20, 2**23, 2**26, 2**29]
-    assert abs(torus[2**29]) < 0.02
-    assert all(-0.55 < torus[size] < -0.25 for size in (2**20, 2**23, 2**26))
+def test_a_small_torus_predicts_larger_ones_by_steps_and_blocks():
+    found = [each for each in predictions("carried") if each.curve.algorithm == "default-3dtorus"]
+    machines = [each.curve.machine for each in found]
+    assert sorted(set(machines)) == ["fugaku-32x256", "fugaku-64x64", "fugaku-8x8x8"]
+    assert all(each.nbytes >= 2**20 for each in found)
+    beyond = [each for each in found if abs(each.error) > 0.15]
+    assert len(found) == 12
+    assert [(each.curve.machine, each.nbytes) for each in beyond] == [("fugaku-64x64", 2**29)]
+    assert abs(beyond[0].error) < 0.17
+
+
+@given(
+    st.floats(1e-7, 1e-5), st.floats(0, 1e-5), st.floats(0.1, 1),
+    st.tuples(st.integers(2, 9), st.integers(2, 9), st.integers(2, 9)),
+)  # fmt: skip
+def test_the_law_of_blocks_finds_the_numbers_that_made_its_times(step, block, part, sides):
+    bandwidth, sizes = 40e9, 64 * np.asarray([1, 2**14, 2**17, 2**23])
+
+    def made(n, over):
+        ranks = int(np.prod(over))
+        moved = n * (ranks - 1) / ranks / bandwidth / part
+        return sum(side - 1 for side in over) * step + (ranks - 1) * block + moved
+
+    def curve(seconds):
+        ns = np.asarray(np.round(1e12 * np.asarray(seconds)), np.int64)
+        return measured.Curve("fugaku-4x4x4", "all_gather", 64, sizes, ns)
+
+    # In units of a thousandth of a nanosecond: times of curves are whole nanoseconds.
+    small = curve([made(size, (4, 4, 4)) for size in sizes])
+    law = BlockLaw.of(small, curve([6 * step] * len(sizes)), (4, 4, 4), bandwidth / 1e3)
+    for nbytes in (2**25, 2**30):
+        found = law.seconds(nbytes, sides) / 1e3
+        assert found == pytest.approx(made(nbytes, sides), rel=0.02)
 
 
 @pytest.mark.slow

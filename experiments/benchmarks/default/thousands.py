@@ -5,7 +5,7 @@ memory is the most that the process ever had. CPU seconds are those of ``jc.synt
 proof. A case that is refused, or killed, or takes more than its seconds on the clock, has a row
 that says so. With ``--orbits`` schedules are those of ``jc.synthesize_orbit``, by the sends of one
 rank, and the rows are of another table. ``--record`` adds the rows to ``thousands.json``, each as
-it comes, and writes the table of ``docs/thousands.md``.
+it comes, and writes the tables of ``docs/thousands.md``.
 """
 
 from __future__ import annotations

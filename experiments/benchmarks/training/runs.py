@@ -47,7 +47,7 @@ def network(batch: int, seed: int) -> tuple[Any, Callable[[], tuple]]:
 
     Args:
         batch: images of 32 x 32 per step, on all ranks together.
-        seed: of parameters and images.
+        seed: the seed of parameters and images.
     """
     mesh = Mesh(np.array(jax.devices()), (_AXIS,))
     built = load_model(

@@ -69,8 +69,8 @@ def default_schedule(
 
     Args:
         shard_bytes: size of a shard in bytes; a symbolic size counts as short.
-        backend: of the devices, as ``jax.default_backend`` names it; a backend without rows has
-            those of the CPU.
+        backend: the backend of the devices, as ``jax.default_backend`` names it; a backend without
+            rows has those of the CPU.
     """
     if collective.traits.has_root:
         return _binomial_verified(collective)

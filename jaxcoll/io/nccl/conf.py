@@ -65,10 +65,10 @@ class NcclRule:
         registered: whether the user buffer is registered; None for either.
         chunk_bytes: None to keep NCCL's; only tuners of interface v6 and NCCLX set it.
 
-        Raises:
-            TuneError: NCCL does not know a word (its example plugin reads such a word as allreduce,
-                ring or simple), numbers are out of range, or NCCL never runs the combination (a
-                rule with it has no effect).
+    Raises:
+        TuneError: NCCL does not know a word (its example plugin reads such a word as allreduce,
+            ring or simple), numbers are out of range, or NCCL never runs the combination (a rule
+            with it has no effect).
     """
 
     collective: str

@@ -87,9 +87,9 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
         skip_torn: whether to skip rows that cannot be read, such as those into which another
             process has printed, instead of refusing them; ``torn`` counts them.
 
-        Raises:
-            FormatError: there is no header of nccl-tests, no list of devices, or no row; a row does
-                not match the header; or its dtype does not exist.
+    Raises:
+        FormatError: there is no header of nccl-tests, no list of devices, or no row; a row does not
+            match the header; or its dtype does not exist.
     """
     checks.flag(skip_torn, "skip_torn", FormatError)
     said, called, ranks, rows, torn = [], set(), set(), [], 0

@@ -50,9 +50,9 @@ def dumps_csv(rules: Iterable[NcclRule], columns: Literal[8, 10] = 8) -> str:
         columns: the dialect of rules with chunk sizes, or with numbers of pipelined operations: 8
             columns, or 10 as in newer versions.
 
-        Raises:
-            TuneError: a rule has no numbers of ranks and nodes, which NCCLX's conditions need; the
-                nodes do not divide the ranks; or the dialect has no column for a condition.
+    Raises:
+        TuneError: a rule has no numbers of ranks and nodes, which NCCLX's conditions need; the
+            nodes do not divide the ranks; or the dialect has no column for a condition.
     """
     if not isinstance(columns, int) or columns not in _DIALECTS:
         raise TuneError(

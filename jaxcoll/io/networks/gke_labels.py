@@ -39,14 +39,13 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
         text: a text with the labels of nodes or of a manifest, in any form.
         alpha, bandwidth: seconds and bytes per second of all links, instead of the generation's.
 
-        Warns:
-            AssumptionWarning: there are several node pools of equal slices; the network is one of
-                them.
+    Warns:
+        AssumptionWarning: there are several node pools of equal slices; the network is one of them.
 
-        Raises:
-            FormatError: a label is missing, labels belong to several slices, or the generation or
-                sides are unknown.
-            TopologyError: numbers are out of range.
+    Raises:
+        FormatError: a label is missing, labels belong to several slices, or the generation or sides
+            are unknown.
+        TopologyError: numbers are out of range.
     """
     found: dict[str, set[str]] = {
         "tpu-accelerator": set(),

@@ -52,10 +52,10 @@ def loads(
         alpha: seconds for edges without an ``alpha``.
         bandwidth: bytes per second for edges without a ``bandwidth``.
 
-        Raises:
-            FormatError: the format is another one, there are several graphs, or
-                ``Topology.from_networkx`` refuses the graph.
-            ModuleNotFoundError: networkx is not installed.
+    Raises:
+        FormatError: the format is another one, there are several graphs, or
+            ``Topology.from_networkx`` refuses the graph.
+        ModuleNotFoundError: networkx is not installed.
     """
     checks.text(text, "text", FormatError)
     nx = _networkx()

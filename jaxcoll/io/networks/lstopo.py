@@ -61,14 +61,14 @@ def loads(
         network: bytes per second and direction of a card; 50e9 (400 Gbit/s) when None.
         speeds: the column of ``link_types``: ``nominal``, or ``nccl``.
 
-        Warns:
-            AssumptionWarning: for each number that neither the file nor an argument gives.
+    Warns:
+        AssumptionWarning: for each number that neither the file nor an argument gives.
 
-        Raises:
-            FormatError: see ``jaxcoll.io.xml``; the XML is of hwloc 1; there is no GPU of NVIDIA or
-                AMD, or its kind is unknown; or matrices have another size.
-            TopologyError: numbers are out of range, several hosts have no cards, or GPUs are not
-                connected.
+    Raises:
+        FormatError: see ``jaxcoll.io.xml``; the XML is of hwloc 1; there is no GPU of NVIDIA or
+            AMD, or its kind is unknown; or matrices have another size.
+        TopologyError: numbers are out of range, several hosts have no cards, or GPUs are not
+            connected.
     """
     checks.optional(gpu, checks.choice, KINDS, "gpu", TopologyError)
     checks.optional(network, checks.positive, "network", TopologyError)

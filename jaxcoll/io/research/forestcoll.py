@@ -126,8 +126,9 @@ def _checked(network: Topology, k: int, shard: tuple[int, ...], columns: tuple) 
 def loads(text: str, network: Topology) -> TreeFlow:
     """The trees of XML text, on their network.
 
-    FormatError: the format is another one, the network does not have a vertex or link, or trees do
-    not reach every rank; the error names the line.
+    Raises:
+        FormatError: the format is another one, the network does not have a vertex or link, or trees
+            do not reach every rank; the error names the line.
     """
     checks.instance(network, Topology, "network", FormatError)
     root = parsed(text, "Algo", _MOST_ELEMENTS)

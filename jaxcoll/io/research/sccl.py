@@ -53,10 +53,10 @@ def dumps(obj: Topology | Schedule, dialect: str = "msccl") -> str:
     Args:
         dialect: "msccl", or "sccl" for older tools and TACCL.
 
-        Raises:
-            FormatError: the object is something else; a network has switches, links of several
-                latencies, or bandwidths that are not small multiples of each other; or a schedule
-                reduces, has several groups or unequal shards, or uses paths of several links.
+    Raises:
+        FormatError: the object is something else; a network has switches, links of several
+            latencies, or bandwidths that are not small multiples of each other; or a schedule
+            reduces, has several groups or unequal shards, or uses paths of several links.
     """
     key = f"{checks.choice(dialect, DIALECTS, 'dialect', FormatError)}_type"
     checks.instance(obj, (Topology, Schedule), "obj", FormatError)
@@ -156,14 +156,13 @@ def loads(
         bandwidth: bytes per second of a link of one chunk per round, which they do not state
             either.
 
-        Raises:
-            FormatError: the format is another one, switches limit several links together, the
-                collective reduces or is unknown to this library, or sends use links that do not
-                exist.
+    Raises:
+        FormatError: the format is another one, switches limit several links together, the
+            collective reduces or is unknown to this library, or sends use links that do not exist.
 
-        Warns:
-            AssumptionWarning: 0.7 us and 25 GB/s are assumed, because neither file nor argument
-                states them.
+    Warns:
+        AssumptionWarning: 0.7 us and 25 GB/s are assumed, because neither file nor argument states
+            them.
     """
     whole = readers.parse(text)
     kind = _kind(whole, "the file")

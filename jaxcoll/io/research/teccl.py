@@ -74,8 +74,8 @@ def network(
         alpha: seconds, for networks whose latency its program does not have (DGX1, AMD, Mesh).
         side_length: side of a Mesh.
 
-        Raises:
-            FormatError: the name is unknown, or its program does not wire this number of chassis.
+    Raises:
+        FormatError: the name is unknown, or its program does not wire this number of chassis.
     """
     checks.choice(name, NAMES, "name", FormatError)
     chassis = checks.integer(chassis, "chassis", FormatError, least=1, most=_MOST_CHASSIS)
@@ -258,9 +258,9 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
     Args:
         kind: all_gather or all_to_all, which TE-CCL's own files do not state.
 
-        Raises:
-            FormatError: the format is another one, there are parts of chunks, links do not exist,
-                or the chunks' flows do not make a collective of all ranks.
+    Raises:
+        FormatError: the format is another one, there are parts of chunks, links do not exist, or
+            the chunks' flows do not make a collective of all ranks.
     """
     checks.instance(network, Topology, "network", FormatError)
     checks.optional(kind, checks.choice, _KINDS, "kind", FormatError)

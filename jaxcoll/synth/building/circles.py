@@ -427,6 +427,31 @@ def ranks_per_host(topology: Topology, who: str) -> int:
     return sides[-1] if sides else 1
 
 
+# Times of the usual time from which on a rank's rail is slow.
+SLOW = 1.01
+
+
+def rail_slowness(topology: Topology, inner: int) -> np.ndarray:
+    """How slowly each rank serves its rail, in times of what most ranks take for the same bytes.
+
+    Args:
+        inner: ranks per host, at least 2, of consecutive ranks; there are several hosts.
+
+    Returns:
+        float64 of shape (2, ranks): sending along the rail; and receiving from it and passing
+        everything on to the other ranks of the host, whichever takes longer.
+    """
+    n, rank = topology.num_ranks, np.arange(topology.num_ranks)
+    behind, beside = (rank - inner) % n, rank // inner * inner + (rank + 1) % inner
+    speed = topology.bandwidth
+    along, within = shortest_routes(topology, behind, rank), shortest_routes(topology, rank, beside)
+    out, inwards = np.empty(n), 1 / speed[along.path_link[along.path_ptr[1:] - 1]]
+    out[behind] = 1 / speed[along.first_link]
+    passed_on = (inner - 1) / speed[within.first_link]
+    usual = max(np.median(each) for each in (out, inwards, passed_on))
+    return np.stack([out, np.maximum(inwards, passed_on)]) / usual
+
+
 @functools.lru_cache(maxsize=64)
 def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
     """One chain through a host from each of its ranks, as indices in the host.

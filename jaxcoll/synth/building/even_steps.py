@@ -41,7 +41,7 @@ def with_even_steps(
 
     Args:
         nbytes: bytes of a rank's buffer.
-        costs: of a machine whose ranks go through steps one after the other.
+        costs: costs of a machine whose ranks go through steps one after the other.
         enough: seconds to be faster than; where links that work by themselves take as long, no
             steps are tried.
     """

@@ -83,10 +83,11 @@ class ForestColl(Synthesizer):
         guess: whether shortcuts, verified, may come before the exact way.
         fast: whether to refuse networks that may take more than some seconds, by their numbers of
             ranks and links (beyond 128 ranks most that have no structure).
-        phases: of an all_reduce: "separate" for reduce_scatter and then all_gather; "joint" to let
-            both run at once where that is faster: at the rates of the linear program of App. B.7,
-            with as many trees rooted at each rank as it says. That takes a second at some 16 ranks
-            and much more at more. ``joint_granularity`` tells the chunks it is best with.
+        phases: the phases of an all_reduce: "separate" for reduce_scatter and then all_gather;
+            "joint" to let both run at once where that is faster: at the rates of the linear program
+            of App. B.7, with as many trees rooted at each rank as it says. That takes a second at
+            some 16 ranks and much more at more. ``joint_granularity`` tells the chunks it is best
+            with.
     """
 
     k: int | None = None

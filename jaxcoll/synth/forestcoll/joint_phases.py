@@ -112,7 +112,7 @@ def joint_all_reduce(
 
     Args:
         collective: an all_reduce of all ranks.
-        bound: of the topology, with ``shared``.
+        bound: the bound of the topology, with ``shared``.
         pieces: messages that each tree edge's chunks are cut into at most.
     """
     chunks, n = collective.num_chunks, topology.num_ranks

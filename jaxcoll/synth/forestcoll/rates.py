@@ -69,7 +69,7 @@ def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, 
     """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own.
 
     Args:
-        root: of a broadcast, to whose trees the numbers then apply.
+        root: the root of a broadcast, to whose trees the numbers then apply.
     """
     ranks = range(topology.num_ranks)
     weights = None if root is None else tuple(int(rank == root) for rank in ranks)

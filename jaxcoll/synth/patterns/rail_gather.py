@@ -27,14 +27,14 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.circles import ranks_per_host
+from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_per_host
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.topology import Topology
 
 _FEW_RANKS = 64
-# Times of the usual time per shard beyond which a rail is slow; and the part of the shards that
-# would take it as long as others that it keeps, as the last one takes it longer.
-_SLOW, _KEPT = 1.01, 0.9
+# The part that a slow rail keeps of the shards that would take it as long as other rails take
+# theirs, since its last one takes longer.
+_KEPT = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +111,8 @@ class RailGather(Synthesizer):
 class _Rails:
     """Connections along rails and within hosts, and the shards that take another rank's rail.
 
-    Edge ``(d - 1) ranks + r`` joins rank r to the rank of its index d hosts ahead; those after
-    ``first`` join r to the other ranks of its host, ``first + (k - 1) ranks + r`` to the k-th
-    ahead.
+    Edge ``(d - 1) ranks + r`` joins rank r to the rank of its index d hosts ahead. Edge ``first +
+    (k - 1) ranks + r`` joins it to the rank of its host k indices ahead.
     """
 
     topology: Topology
@@ -150,19 +149,15 @@ class _Rails:
         the owner's link to the network, or at the other end the link from it or the link over which
         the shards of the rail are passed on within the host, would be the slowest of the gather.
         """
-        n, edges, speed = self.ranks, self.edges, self.topology.bandwidth
+        n = self.ranks
         if self.hosts < 2 or self.inner < 2:
             return np.zeros((self.hosts - 1, n), bool)
-        leaves, enters = speed[edges.first_link], speed[edges.path_link[edges.path_ptr[1:] - 1]]
-        out, inwards = 1 / leaves[:n], np.empty(n)
-        inwards[edges.dst[:n]] = 1 / enters[:n]
-        passed_on = (self.inner - 1) / leaves[self.first : self.first + n]
-        usual = max(np.median(each) for each in (out, inwards, passed_on))
         ahead = np.arange(1, self.hosts)[:, None]
         there = (np.arange(n) + self.inner * ahead) % n
-        own = np.maximum(out, np.maximum(inwards, passed_on)[there])
+        out, inwards = rail_slowness(self.topology, self.inner)
+        own = np.maximum(out, inwards[there])
         # A rail of a fifth of the speed keeps nearly every fifth shard, at even distances.
-        slow, kept = own > _SLOW * usual, _KEPT * usual / own
+        slow, kept = own > SLOW, _KEPT / own
         slow &= np.floor(ahead * kept) == np.floor((ahead - 1) * kept)
         # Where no rank of the two hosts has a fast rail, all stay on their own.
         left = slow.reshape(self.hosts - 1, self.hosts, self.inner).all(axis=2)

@@ -224,7 +224,7 @@ def faster_ranks(net: Network, cost):
     """The ranks from which a chunk reaches the end of a slow link earlier than over it.
 
     Args:
-        cost: of carrying a chunk over each link, int64 above 0 of shape (links,).
+        cost: the cost of carrying a chunk over each link, int64 above 0 of shape (links,).
 
     Returns:
         (first, last, rank): those of link i are ``rank[first[i]:last[i]]``, int64.
@@ -265,7 +265,7 @@ def _measure_back(net, cost, target, limit, distance, near):
     """Least cost to a rank from the ranks nearest to it, below a limit.
 
     Args:
-        distance: of every rank, all without end; receives the least costs.
+        distance: the distance of every rank, all without end; receives the least costs.
         near: receives the ranks that have one.
 
     Returns:

@@ -96,8 +96,8 @@ class Holdings(NamedTuple):
         have: chunks each rank holds, uint64 of shape (blocks, ranks, words).
         lack: chunks each rank may still take: those it wants, and those it may relay; of the
             same shape, or without blocks where these are all chunks that it does not hold.
-        relay: of the chunks that a rank lacked at first, those it does not want; of the same shape,
-            or without blocks where every rank wants all it may take.
+        relay: among the chunks that a rank lacked at first, those it does not want; of the same
+            shape, or without blocks where every rank wants all it may take.
         left: how many chunks each rank may still take, int64 of shape (ranks,).
         offer: bitmap of the blocks in which a link's source may have something for its
             destination, uint64 of shape (links, words).
@@ -165,7 +165,7 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
     Args:
         cost: length of each link on a path, int64 above 0 of shape (links,).
         slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
-        shard_owner, shard_group: of each shard, in order of its chunks.
+        shard_owner, shard_group: owner and group of each shard, in order of its chunks.
         chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
         group_of_rank: group of each rank, -1 for none.
 

@@ -24,7 +24,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer, mean_hops
-from jaxcoll.synth.building.circles import ranks_per_host
+from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_per_host
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -46,7 +46,8 @@ class StripedTrees(Synthesizer):
     of its host. The root's host gets its share of every stripe from the root. The stripes of the
     root's own index are spread over several ranks of its host, so that the root does not send them
     to all.
-    Hosts are those of ``HierarchicalTree``, of consecutive ranks.
+    Hosts are those of ``HierarchicalTree``, of consecutive ranks. An index with a rank whose links
+    are slower than usual has no trees: its ranks are leaves in those of the others.
 
     Attributes:
         degree: stripes per rank of a host, and children of a host in the tree that it is inside of.
@@ -80,7 +81,8 @@ class StripedTrees(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Multiples of the number of trees."""
         inner, degree = self._shape(problem.topology)
-        return (tuple(inner * degree * -(-pieces // degree) for pieces in _PIECES),)
+        rails = len(self._rails(problem.topology, inner))
+        return (tuple(rails * degree * -(-pieces // degree) for pieces in _PIECES),)
 
     def work(self, problem: Problem) -> float:
         """Every send is put in order and simulated on each link of its path."""
@@ -113,7 +115,7 @@ class StripedTrees(Synthesizer):
         parents = [
             _of_ranks(above, inner, rail, root, turn)
             for turn, above in enumerate(stripes)
-            for rail in range(inner)
+            for rail in self._rails(topology, inner)
         ]
         if chunks is not None:
             parents = parents[:: len(parents) // math.gcd(chunks, len(parents))]
@@ -133,6 +135,16 @@ class StripedTrees(Synthesizer):
         )
         claims = {"k": count, "height": made.height}
         return dataclasses.replace(made, inverse=made.slowest_link(), certificate=claims)
+
+    def _rails(self, topology: Topology, inner: int) -> list[int]:
+        """The indices whose ranks are inside trees: those without a slow rank, or else all."""
+        if not 1 < inner < topology.num_ranks:
+            return list(range(inner))
+        is_slow = (rail_slowness(topology, inner) > SLOW).any(axis=0)
+        fast = np.flatnonzero(~is_slow.reshape(-1, inner).any(axis=0))
+        # A slow rank inside trees holds up all ranks below it; without its index, the others carry
+        # a little more.
+        return fast.tolist() or list(range(inner))
 
     def _shape(self, topology: Topology) -> tuple[int, int]:
         """Ranks per host and the degree.

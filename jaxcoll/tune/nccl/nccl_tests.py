@@ -29,9 +29,9 @@ class Measurements(nccl_tests.Measurements):
         Args:
             collective: the collective, if the text does not name it.
 
-            Raises:
-                FormatError: neither names the collective.
-                TuneError: the table, configuration or machine has another type.
+        Raises:
+            FormatError: neither names the collective.
+            TuneError: the table, configuration or machine has another type.
         """
         checks.instance(table, Table, "table", TuneError)
         kind = self.collective or collective

@@ -65,15 +65,15 @@ class Preparation:
         spaces: the space of a task, or the candidates of tasks by name.
         most: candidates per task, including the default; None for ``candidates_each``.
 
-        Attributes:
-            candidates: the candidates of each task to be tuned; the first is None, the default.
-            comparisons: the comparison of each of these tasks; tasks that differ only in size share
-                one.
-            switch: the program of all candidates; None if there is nothing to tune, or if
-                candidates are compiled one by one.
-            profiler: profiles steps of that program; None if they are not to be profiled.
-            failures: candidates that must not be tried, with the reasons.
-            seconds: the duration of the preparation.
+    Attributes:
+        candidates: the candidates of each task to be tuned; the first is None, the default.
+        comparisons: the comparison of each of these tasks; tasks that differ only in size share
+            one.
+        switch: the program of all candidates; None if there is nothing to tune, or if candidates
+            are compiled one by one.
+        profiler: profiles steps of that program; None if they are not to be profiled.
+        failures: candidates that must not be tried, with the reasons.
+        seconds: the duration of the preparation.
     """
 
     def __init__(

@@ -170,8 +170,8 @@ def replay(step: Callable, recording: Recording) -> Replayed:
         step: the function that ``jax.jit`` returned, the same as in the earlier run.
         recording: ``report().recording`` of the earlier run's step.
 
-        Raises:
-            TuneError: the step is not jitted, or the recording has another type.
+    Raises:
+        TuneError: the step is not jitted, or the recording has another type.
     """
     if not isinstance(step, jax.stages.Wrapped):
         raise TuneError(f"replay runs what jax.jit returns, got {checks.shown(step)}")

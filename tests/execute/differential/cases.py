@@ -40,12 +40,12 @@ class Case:
     """One call.
 
     Attributes:
-        sides: of the mesh, its axes named x, y, z.
+        sides: sides of the mesh, its axes named x, y, z.
         kinds: mode of each axis that is not manual, "auto" or "explicit".
         manual: the manual axes.
         axis_name: the axes that the collective runs over.
         varies: the manual axes over which the operand differs; it is the same along the others.
-        shape: of the operand on a rank.
+        shape: the shape of the operand on a rank.
         operand: "array", "weak" for one whose type is weak, "symbolic" for one whose leading
             dimension is, or a constant: "python", "numpy".
         sharded: for each dimension of the operand the axes that shard it that are not manual.

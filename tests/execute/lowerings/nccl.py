@@ -99,7 +99,7 @@ class Groups:
     Attributes:
         left: rows that have left before they were received, by sender, receiver and queue.
         flying: sender, receiver and queue of messages that have begun.
-        open: of a rank and queue, what of its present group has not ended.
+        open: for a rank and queue, what of its present group has not ended.
     """
 
     def __init__(self, gpus: Gpus):

@@ -1,4 +1,4 @@
-"""Equations 1 to 5 of AutoCCL: model, fit and landscapes."""
+"""Equations 1 to 5 of AutoCCL: the model, and landscapes made of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth, fit_bandwidth
+from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.autoccl.landscapes import (
     coupled,
     equations,
@@ -58,42 +58,6 @@ def test_no_congestion_leaves_the_peak():
     assert free(1, 32, 256) == 20e9
 
 
-def test_the_fit_recovers_constants_from_exact_times():
-    rng = np.random.default_rng(3)
-    truth = Bandwidth((3e-6, 6e-7), (18e9, 25e9), 2e-6, (0.8, 0.7, 0.6))
-    measured = []
-    for _ in range(60):
-        resources = [
-            int(v) for v in np.exp(rng.uniform(np.log([1, 32, 256]), np.log([128, 640, 2**21])))
-        ]
-        config = nccl_config("ring", "simple", "shm", *resources)
-        measured.append((config, truth.seconds(config, 80e6)))
-    assert {truth.limits(config) for config, _ in measured} == {"transport", "protocol"}
-    fit = fit_bandwidth(measured, 80e6)
-    assert fit.largest < 1e-5
-    found, constants = fit.model, truth
-    np.testing.assert_allclose(found.startup, constants.startup, rtol=1e-3)
-    np.testing.assert_allclose(found.peak, constants.peak, rtol=1e-3)
-    np.testing.assert_allclose(found.exponents, constants.exponents, rtol=1e-3)
-    np.testing.assert_allclose(found.congestion, constants.congestion, rtol=1e-2)
-
-
-def test_residuals_are_printed_with_their_configurations():
-    measured = [
-        (
-            nccl_config("ring", "simple", "shm", 2**k, 96, 32768),
-            MODEL.seconds(nccl_config("ring", "simple", "shm", 2**k, 96, 32768), 80e6)
-            * (1.3 if k == 3 else 1),
-        )
-        for k in range(8)
-    ]
-    fit = fit_bandwidth(measured, 80e6)
-    worst = max(fit.residuals, key=lambda config: abs(fit.residuals[config]))
-    assert worst["channels"] == 8
-    assert len(str(fit).splitlines()) == 2 + 1 + 8 + 1
-    assert f"{fit.residuals[worst]:+7.2%}  {worst}" in str(fit)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -107,17 +71,6 @@ def test_constants_are_checked(change, message):
     fields = {"startup": (1e-6, 1e-6), "peak": (1e9, 1e9), "congestion": 0, "exponents": (1, 1, 1)}
     with pytest.raises(TuneError, match=message):
         Bandwidth(**{**fields, **change})
-
-
-def test_bad_measurements_are_refused():
-    config = nccl_config("ring", "simple", "shm", 2, 96, 32768)
-    with pytest.raises(TuneError, match="at least 8 configurations"):
-        fit_bandwidth([(config, 1.0)] * 9, 80e6)
-    many = [(config.replace(channels=n), 1.0) for n in range(1, 10)]
-    with pytest.raises(TuneError, match="above 0"):
-        fit_bandwidth([(config, math.nan), *many], 80e6)
-    with pytest.raises(TuneError, match="has no 'threads'"):
-        fit_bandwidth([(type(config)({"channels": n}), 1.0) for n in range(1, 10)], 80e6)
 
 
 @pytest.mark.parametrize("family", [equations, hills, ramps, coupled])

@@ -103,7 +103,7 @@ def lstopo(nccl: str, model: str = "NVIDIA H100 80GB HBM3", megabytes: int = 265
     """The host of a dump of NCCL's as ``lstopo topology.xml`` writes it.
 
     Args:
-        model: of its GPUs, as NVML names it; without one hwloc had no library for them.
+        model: the model of its GPUs, as NVML names it; without one hwloc had no library for them.
         megabytes: per second of one of their links; 0 for no matrix.
     """
     root = ElementTree.fromstring(nccl)  # noqa: S314  (the tests' own text)

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import topologies
+from jaxcoll.bounds import bound
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import StripedTrees, synthesize
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.trees.striped_trees import interior_disjoint
@@ -95,3 +97,13 @@ def test_bad_input_is_refused():
         StripedTrees(inner=5).flow(topologies.dgx_h100(2), 0)
     with pytest.raises(CollectiveError, match="degree must be an integer of at least 1"):
         StripedTrees(degree=0)
+
+
+@pytest.mark.parametrize("link", [(3, 259), (259, 3), (3, 264)], ids=["NIC", "NIC in", "NVLink"])
+def test_a_slow_rank_is_a_leaf_of_all_trees(link):
+    slow = topologies.multi_rail(32, 8).scaled({link: 0.2})
+    schedule = synthesize(slow, "broadcast", StripedTrees(degree=2), chunks=14 * 128)
+    assert 3 not in schedule.src
+    # Within trees it would hold them up for more than three times as long.
+    least = bound(slow, "broadcast", 2**30).time
+    assert simulate(schedule, 2**30).time <= 1.3 * least

@@ -40,7 +40,7 @@ from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.keeping.saved import SAVED
 from tensorstate.keeping.table import Kept, allowed
 from tensorstate.plan import solve_baseline
-from tensorstate.problem.problem import Problem, RingSend
+from tensorstate.problem.problem import InnerSend, Problem
 from tensorstate.solver.formulation import Formulation
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.solvers import recomputing
@@ -403,7 +403,8 @@ def ring_problem(dtype) -> tuple[Problem, Decisions]:
     traced = trace(step, ({n: s(8, 2, 4, dtype=dtype) for n in "qkv"}, s(1, 16, 8, dtype=dtype)))
     problem = Problem(traced, AlphaBetaCosts(mesh, (1e-6,), (1e9,)), HARDWARE["CPU"])
     candidates = [
-        [(each.ring.label,)] if each.ring is not None else each.all for each in problem.strategies
+        [(each.pairing.label,)] if each.pairing is not None else each.all
+        for each in problem.strategies
     ]
     formulation = Formulation(problem, candidates)
     return problem, formulation.decisions(formulation.program.solve(gap=1e-6))
@@ -414,10 +415,10 @@ def test_sends_around_a_ring_are_part_of_the_communication():
     problem, decisions = ring_problem(jnp.float32)
     cost = estimate_cost(problem, decisions)
     assert cost.count_by_collective["permute", 0] == 6 * (4 - 1) + 2 * 4
-    sends = cost.ring_sends
+    sends = cost.inner_sends
     assert cost.bytes_by_collective["permute", 0] == sum(x.times * x.nbytes for x in sends)
     seconds = seconds_by_collective(problem, cost)
-    assert seconds["permute", 0] == math.fsum(problem.send_around_seconds(x) for x in sends) > 0
+    assert seconds["permute", 0] == math.fsum(problem.inner_send_seconds(x) for x in sends) > 0
     assert math.fsum(seconds.values()) == pytest.approx(cost.communication, rel=1e-12)
 
 
@@ -431,8 +432,8 @@ def test_sends_within_nodes_are_counted_in_each_of_their_runs(monkeypatch):
         if problem.may_keep(number, RECOMPUTED) and len(nodes) > 2
     )
     number = problem.graph.nodes[nodes[0]].class_id
-    sends = {number: (RingSend(0, 128, 3, "float32"),)}
-    monkeypatch.setattr(problem, "ring_sends", lambda class_id, _of: sends.get(class_id, ()))
+    sends = {number: (InnerSend(0, 128, 3, "float32"),)}
+    monkeypatch.setattr(problem, "inner_sends", lambda class_id, _of: sends.get(class_id, ()))
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     cost = estimate_cost(problem, Decisions(strategies, recomputing(nodes[:2])))
     assert cost.kept.rerun == frozenset(nodes[:2])

@@ -47,7 +47,7 @@ def test_a_ring_holds_two_blocks_of_all_that_goes_round(monkeypatch, dtype, item
     added = whole - temporaries()
     assert not added[:3].any()  # they are temporaries, the last category
     block = 16 * 2 * 4 // 4  # elements of keys, or of values
-    forward, backward = (o.index for o in problem.graph.operators if o.ring is not None)
+    forward, backward = (o.index for o in problem.graph.operators if o.pairing is not None)
     points, at = problem.liveness.program_points.tolist(), problem.liveness.at
     expected = dict.fromkeys(points, 0)
     expected[at[forward]] = 2 * 2 * block * itemsize

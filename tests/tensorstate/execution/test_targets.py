@@ -63,3 +63,26 @@ def test_products_are_covered_by_what_the_schedule_hides_under_them(name, platfo
     if platform == "gpu":  # TPUs keep much of it in their other memory
         for found in (layers, scan):
             assert abs(found["temporaries"] / found["predicted"] - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        pytest.param("v5e:2x4", "tpu", id="v5e:2x4", marks=pytest.mark.targets("tpu")),
+        pytest.param("h100:8", "gpu", id="h100:8", marks=pytest.mark.targets("gpu")),
+    ],
+)
+def test_what_is_offloaded_is_on_the_host(name, platform):
+    """Its bytes are the plan's, and those that stay on the device what the plan counts there."""
+    rows = compiled_elsewhere(Path(__file__).with_name("compile_offload.py"), name)
+    assert len(rows) == 4
+    for row in rows:
+        assert row["host"] > 0
+        if platform == "tpu" and row["step"] == "layers":
+            assert "outside of scans" in row["refused"]
+            assert len(row["refused"]) <= 300
+            continue
+        assert row["compiled host"] == row["host"]
+        assert row["in the program"] > 0
+        assert row["compiled"] <= 1.15 * row["predicted"]
+        assert row["compiled"] < 0.7 * row["without"]

@@ -292,6 +292,7 @@ def test_nobody_compares_a_keeping_with_a_name():
             if isinstance(node, ast.ImportFrom) and node.module in (
                 "tensorstate.keeping.saved",
                 "tensorstate.keeping.recomputed",
+                "tensorstate.keeping.offloaded",
             ):
                 compared.append(f"{path}:{node.lineno}")
     assert compared == []

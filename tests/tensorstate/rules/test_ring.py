@@ -151,7 +151,7 @@ def test_sends_around_two_axes_are_those_of_the_program():
     problem = ts.Problem(graph, costs(mesh), SLOW)
     candidates = []
     for strategies in problem.strategies:
-        ring = strategies.ring
+        ring = strategies.pairing
         candidates.append([(ring.label,) * 2] if ring is not None else strategies.all)
         assert all(divides_evenly(w, strategies.node.sizes, problem.mesh) for w in candidates[-1])
     result = ts.Auto().solve(problem, candidates, ts.SearchOptions(objective="sum"))
@@ -243,7 +243,9 @@ def test_blocks_on_their_way_take_memory(monkeypatch):
     graph = ts.trace(around_a_ring(), shapes)
     problem, again = (ts.Problem(graph, costs(mesh), SLOW) for _ in range(2))
     candidates = [
-        [(w.ring.label,)] if w.ring is not None else [v for v in w.all if min(v) >= REPLICATED]
+        [(w.pairing.label,)]
+        if w.pairing is not None
+        else [v for v in w.all if min(v) >= REPLICATED]
         for w in problem.strategies
     ]
     result = ts.Auto().solve(problem, candidates, ts.SearchOptions(objective="sum"))

@@ -154,6 +154,25 @@ def test_a_bound_is_never_below_that_without_a_limit(
     assert found.bound == free.bound
 
 
+def test_a_program_that_is_not_built_in_time_leaves_the_repaired_plan(
+    monkeypatch, problem, candidates, limit, best, free
+):
+    """As of an optimizer of many products: the repaired plan was lost, and the search had none."""
+
+    def solve(question, _solver, **_options):
+        if question.options.memory_limit is None:
+            return free
+        raise OutOfTime
+
+    decided(monkeypatch, free, NOTHING, NOTHING, PlanError("none in time"))
+    replace_exact_search(monkeypatch, solve)
+    slow = dataclasses.replace(best, objective=9 * free.objective)
+    monkeypatch.setattr(searches, "repair", lambda *_args, **_options: Repaired(slow, slow))
+    found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+    assert found.objective == slow.objective
+    assert found.bound == free.bound
+
+
 def test_stages_that_find_nothing_leave_it_to_the_next(
     monkeypatch, problem, candidates, limit, best, free
 ):

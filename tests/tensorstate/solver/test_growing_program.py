@@ -73,7 +73,7 @@ def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
     ended = []
     run = numerics_program._run
 
-    def first_only(solver: highspy.Highs) -> None:
+    def first_only(solver: numerics_program._Solver) -> None:
         if ended:
             solver.setOptionValue("simplex_iteration_limit", 0)
         run(solver)
@@ -131,7 +131,8 @@ def test_progress_is_in_seconds_and_leaves_out_what_is_not_known_yet():
         weights = random.random(60)
         program.add_constraint(list(zip(chosen, weights.tolist(), strict=True)), -math.inf, 9.0)
     seen: list[Progress] = []
-    found = program.solve(time_limit=5.0, progress=seen.append)
+    program.progress = seen.append
+    found = program.solve(time_limit=5.0)
     assert seen
     assert [each.total for each in seen] == pytest.approx([5.0] * len(seen), abs=0.1)
     for each in seen:
@@ -195,7 +196,7 @@ def test_few_rows_are_not_lazy(extra):
     assert program.solve(relax=True).objective == pytest.approx(0, abs=1e-6)
 
 
-class Unsure(numerics_program._Silent):
+class Unsure(numerics_program._Solver):
     """Ends without a status from a basis, as HiGHS does for some programs that nothing meets."""
 
     starts_from_basis = False
@@ -214,7 +215,7 @@ class Unsure(numerics_program._Silent):
 
 
 def test_what_no_basis_decides_is_solved_without(monkeypatch):
-    monkeypatch.setattr(numerics_program, "_Silent", Unsure)
+    monkeypatch.setattr(numerics_program, "_Solver", Unsure)
     program = GrowingProgram()
     program.add_variable(cost=-1.0, low=0.5, high=1.0)
     program.set_lazy(csr_matrix(np.ones((FEW_ROWS + 1, 1))))

@@ -103,3 +103,12 @@ def test_the_linear_layer_of_the_dissertation_has_its_four_operators():
     graph = trace(layer, [s(3, 4, 5), s(5, 6), s(6), s(3, 4, 6)])
     kinds = sorted(operator.kind for operator in graph.operators)
     assert kinds == ["einsum", "einsum", "elementwise", "reduction"]
+
+
+def test_a_diagonal_is_sharded_though_jax_computes_it_otherwise_inside_kernels():
+    """As of the similarities of pairs in a contrastive loss; other choices of platforms stay."""
+    graph = trace(lambda x: jnp.diagonal(x) * 2.0, [s(8, 8)])
+    assert not graph.replicated
+    assert "cond" not in {operator.primitive for operator in graph.operators}
+    chosen = trace(lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), [s(8, 8)])
+    assert "cond" in {operator.primitive for operator in chosen.operators}

@@ -33,10 +33,10 @@ def pairing(
     Args:
         name: one of ``NAMES``; "singly": every port is a group of its own.
         into, out: capacity from each vertex into the switch, and out of it.
-        group: of each port.
+        group: the group of each port.
         level: hops from each vertex to the nearest rank; ``own`` those of the switch.
-        place: of the switch among those of its tier, which differ where narrow ports cannot take
-            part in every rotation.
+        place: the place of the switch among those of its tier, which differ where narrow ports
+            cannot take part in every rotation.
     """
     # Up and down are paired first: traffic that rises from below goes on upwards, and what falls
     # goes on down. Pairing two ports below with each other keeps data inside the host and would

@@ -1,0 +1,96 @@
+"""Names of plans are true of the whole plan, by the specs of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensorstate as ts
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.report.parallelism import parallelism_by_axis, parallelism_name, sentence
+from tests.tensorstate.test_plan import MESH, NETWORK, arguments, perceptron
+
+NAMES = ("ddp", "zero2", "fsdp", "megatron", "fsdp + megatron")
+
+
+@functools.cache
+def plan_of(name: str) -> ts.Plan:
+    graph = ts.trace(perceptron, arguments())
+    plan = ts.search(graph, mesh=MESH, network=NETWORK, hardware="CPU")
+    return ts.solve_baseline(plan.problem, name)
+
+
+def changed(plan: ts.Plan, changes: dict[int, int]) -> ts.Plan:
+    """The plan with other strategies of some classes."""
+    strategies = list(plan.decisions.strategies)
+    for class_id, number in changes.items():
+        choices = plan.problem.strategies[class_id].all
+        strategies[class_id] = choices[number % len(choices)]
+    decisions = dataclasses.replace(plan.decisions, strategies=tuple(strategies), saved={})
+    cost = estimate_cost(plan.problem, decisions)
+    result = dataclasses.replace(plan.result, decisions=decisions, cost=cost)
+    return dataclasses.replace(plan, result=result)
+
+
+def axes_of(tree) -> list[list[set[str]]]:
+    """By array the mesh axes of each dimension that has one; scalars are left out."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec))
+    return [[{e} if isinstance(e, str) else set(e or ()) for e in spec] for spec in leaves]
+
+
+def said_of(plan: ts.Plan, axis: str) -> dict[str, bool]:
+    """By name, whether the specs of the arguments, all matrices, allow it on an axis."""
+    params, state, *batch = plan.specs.arguments
+
+    def along(tree, dims=slice(None)):
+        return [any(axis in each for each in spec[dims]) for spec in axes_of(tree)]
+
+    has_params, has_state, has_batch = along(params), along(state[0].mu), along(batch, slice(1))
+    replicated = not any(has_params) and not any(has_state)
+    return {
+        "DDP": replicated and all(has_batch),
+        "batch sharded": replicated and all(has_batch),
+        "ZeRO-2": not any(has_params) and all(has_state) and all(has_batch),
+        "ZeRO-2 (parameters gathered once)": all(has_params) and all(has_state) and all(has_batch),
+        "ZeRO-3 (FSDP)": all(has_params) and all(has_state) and all(has_batch),
+        "Megatron": all(has_params) and not any(has_batch),
+        "Megatron with sequence parallelism": all(has_params) and not any(has_batch),
+    }
+
+
+@given(
+    st.sampled_from(NAMES), st.dictionaries(st.integers(0, 200), st.integers(0, 100), max_size=3)
+)
+@settings(max_examples=60, deadline=None)
+def test_a_name_without_exceptions_is_true_of_every_argument(name, changes):
+    plan = plan_of(name)
+    count = len(plan.decisions.strategies)
+    try:
+        plan = changed(plan, {key % count: number for key, number in changes.items()})
+    except ts.PlanError:  # no collectives lead between these placements
+        return
+    for axis, names in parallelism_by_axis(plan.problem, plan.decisions, plan.cost).items():
+        for each in names:
+            assert each.startswith(("mostly ", "partly ")) or said_of(plan, axis)[each], each
+
+
+def test_an_exception_is_said_in_the_name_and_in_the_sentence():
+    """One moment of a plan that shards all: nothing else may be called ZeRO-3 alone."""
+    plan = plan_of("fsdp")
+    (class_id,) = [
+        plan.graph.nodes[of_class[0]].class_id
+        for of_class in plan.graph.node_classes
+        if (tensor := plan.graph.nodes[of_class[0]].tensor) is not None
+        and plan.graph.tensors[tensor].name == "state/0/mu/up"
+    ]
+    whole = plan.problem.strategies[class_id].all.index((-1,) * len(MESH))
+    assert parallelism_name(plan.problem, plan.decisions, plan.cost).startswith("ZeRO-3 (FSDP) on")
+    other = changed(plan, {class_id: whole})
+    said = parallelism_name(other.problem, other.decisions, other.cost)
+    assert said.startswith("mostly ZeRO-")
+    told = sentence(other.problem, other.decisions, other.cost)
+    assert "each mostly has a part of the batch" in told
