@@ -74,7 +74,7 @@ deadline_option = click.option(
 execution_option = click.option(
     "--execution", metavar="MACHINE",
     type=click.Choice(MACHINES),
-    help="cpu, gpu, tpu, processes, links, or a measured one.",
+    help="Time it on cpu, gpu, processes, or a measured one.",
 )  # fmt: skip
 
 
