@@ -818,7 +818,7 @@ def define_linear(name: str, run: Callable, transpose: Callable, rows: str) -> P
         (x, *integers), (tangent, *_) = primals, tangents
         made = primitive.bind(x, *integers, **params)
         if type(tangent) is ad.Zero:
-            return made, ad.p2tz(made)
+            return made, ad.Zero(jax.typeof(made).to_tangent_aval())
         return made, primitive.bind(tangent, *integers, **params)
 
     def transposed(cotangent, x, *integers, **params):

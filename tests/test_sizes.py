@@ -19,6 +19,7 @@ KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyw
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
+    "jaxcoll/execute/choice/explained.py": {"explain_choice": PUBLIC},
     "jaxcoll/execute/functions.py": {
         "psum_scatter": PUBLIC,
         "all_gather": PUBLIC,
@@ -31,6 +32,7 @@ EXEMPT = {
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/fair_flows.py": {"_run": "a loop over events, all of whose state it holds"},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
+    "jaxcoll/simulation/schedules.py": {"simulate": PUBLIC},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_steps.py": {"_largest_shares": KERNEL},
     "jaxcoll/bounds/times.py": {"bound": PUBLIC},

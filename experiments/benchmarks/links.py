@@ -81,7 +81,7 @@ def _started(count: int, argv: Sequence[str], variables: Callable[[int, int], Va
     """The exit status of processes on this machine, over the loopback.
 
     Args:
-        variables: of the environment, of a rank of so many.
+        variables: variables of the environment, by rank and number of ranks.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -28,7 +28,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcoll as jc
-from jaxcoll.execute.choice.cheapest import Candidate, Explanation
+from jaxcoll.execute.choice.cheapest import Candidate
+from jaxcoll.execute.choice.explained import Explanation
 from jaxcoll.kinds import kind_of
 from jaxcoll.synth.native import JAX_LAX
 

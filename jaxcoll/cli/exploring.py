@@ -548,28 +548,16 @@ def explain(network, collective, size, backend, show_all, wire, largest, as_json
     jaxcoll explain dgx-h100:2 all_to_all --largest tokens.txt
     """
     import jaxcoll as jc
-    from jaxcoll.kinds import kind_of, names_in
+    from jaxcoll.kinds import kind_of
     from jaxcoll.synth.auto import chosen_by_auto
 
-    if kind_of(collective).lax is None:
-        known = ", ".join(names_in("lax"))
-        raise click.UsageError(f"jax.lax has no {collective} to compare with; explain {known}")
-    if network.num_ranks == 1:
-        raise click.UsageError(f"{network.name} has one rank, with nothing to send")
     if backend is None:
         backend = "tpu" if str(network.name).startswith("TPU") else "gpu"
-    _check_fed(network, backend)
+    _check_explained(network, collective, backend)
     if wire is not None or largest is not None:
         rows = _of_fewer_bytes(network, collective, size, backend, wire, largest)
-        if as_json:
-            facts = {"network": str(network.name), "collective": collective, "backend": backend}
-            print_json({**facts, "rows": [row for row, _ in rows]})
-            return 0
-        for row, inside in rows:
-            share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
-            took = f"{time_text(row['seconds'])}, {share}"
-            click.echo(f"{inside}\n\n{size_text(row['nbytes'])}: {took}\n")
-        return 0
+        facts = {"network": str(network.name), "collective": collective, "backend": backend}
+        return tell(as_json, {**facts, "rows": [row for row, _ in rows]}, *_beside_plain(rows))
     told, rows = [], []
     with working("pricing candidates") as report:
         for expected in jc.expect(network, collective, size).sizes:
@@ -600,6 +588,23 @@ def explain(network, collective, size, backend, show_all, wire, largest, as_json
         for inside in told:
             click.echo(f"\n{inside}")
     return 0
+
+
+def _check_explained(network, collective: str, backend: str) -> None:
+    """Refuse what has no price of ``jax.lax`` to compare with.
+
+    Raises:
+        click.UsageError: a collective that ``jax.lax`` does not have, a network of one rank, or
+            links that a CPU cannot feed.
+    """
+    from jaxcoll.kinds import kind_of, names_in
+
+    if kind_of(collective).lax is None:
+        known = ", ".join(names_in("lax"))
+        raise click.UsageError(f"jax.lax has no {collective} to compare with; explain {known}")
+    if network.num_ranks == 1:
+        raise click.UsageError(f"{network.name} has one rank, with nothing to send")
+    _check_fed(network, backend)
 
 
 def _of_fewer_bytes(
@@ -635,6 +640,13 @@ def _of_fewer_bytes(
         row = {"nbytes": nbytes, "runs": runs, "seconds": told.seconds}
         rows.append(({**row, "plain_seconds": plain.seconds, "beside": beside}, told))
     return rows
+
+
+def _beside_plain(rows: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[str]:
+    """By size the explanation, and the part of the time of a plain call."""
+    for row, told in rows:
+        share = f"{row['seconds'] / row['plain_seconds']:.0%} of {row['beside']}"
+        yield f"{told}\n\n{size_text(row['nbytes'])}: {time_text(row['seconds'])}, {share}\n"
 
 
 def _matrix(path: str) -> list[list[int]]:

@@ -74,7 +74,7 @@ deadline_option = click.option(
 execution_option = click.option(
     "--execution", metavar="MACHINE",
     type=click.Choice(MACHINES),
-    help="Time it on: cpu, gpu, tpu, processes, links, or a measured machine.",
+    help="Time it on cpu, gpu, processes, or a measured one.",
 )  # fmt: skip
 
 

@@ -402,7 +402,7 @@ def _read(log: object, kind: str, ranks: int) -> Timings:
         return log
     path = checks.instance(log, (str, os.PathLike), "log", FormatError)
     try:
-        return load_text(path, lambda text: logs.loads(text, None, ranks))
+        return load_text(path, logs.loads, ranks=ranks)
     except FormatError:
         # Old logs do not say which collective they are of; where one says it, it is believed.
-        return load_text(path, lambda text: logs.loads(text, kind, ranks))
+        return load_text(path, logs.loads, collective=kind, ranks=ranks)

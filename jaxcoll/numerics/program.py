@@ -546,7 +546,7 @@ class _Watcher:
 
     Args:
         progress: the function that is called.
-        time_limit: of the solver, in seconds.
+        time_limit: seconds that the solver may take.
     """
 
     def __init__(self, progress: Report, time_limit: float) -> None:

@@ -90,6 +90,16 @@ def simulate(
                 f"simulate schedule.expand()"
             )
         return simulate_orbit(schedule, nbytes, model)
+    return _run(schedule, nbytes, model, framing, execution)
+
+
+def _run(
+    schedule: Schedule,
+    nbytes: Number,
+    model: str | LinkModel,
+    framing: Framing | None,
+    execution: ExecutionCosts | str | None,
+) -> Timeline:
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     costs = costs_of(execution, ScheduleError)
     size, by = check_request(nbytes, model)

@@ -25,6 +25,7 @@ from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, warn_us
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import LinkModel, link_model, simulate
@@ -524,7 +525,8 @@ class _Race:
             raise CollectiveError(
                 f"{self.problem.collective}: every candidate is more work than the default's "
                 f"{self.work:.3g} sends; {least} states the least, {work:.3g}: name it, as in "
-                f"synthesizer={least!r}, or take fewer ranks"
+                f"synthesizer={least!r}, take fewer ranks, or, on a network that looks the same "
+                f"from every rank, jc.synthesize_orbit"
             )
         if self.schedule is None or self.chosen is None:
             raise CollectiveError(
@@ -547,6 +549,6 @@ class _Race:
         )
 
 
-def chosen_by_auto(schedule: Schedule) -> str:
+def chosen_by_auto(schedule: Schedule | OrbitSchedule) -> str:
     """The synthesizer whose schedule auto took; empty if auto did not make it."""
     return str(schedule.provenance.certificate.get("synthesizer", ""))

@@ -32,7 +32,7 @@ class BlockLaw:
         step, block: seconds of a step, and of a block.
         bandwidth: bytes per second of a node's links.
         sizes: bytes of a block, ascending.
-        parts: the part of the links' speed that blocks of each size reach, at most 1.
+        parts: shares of the links' speed that blocks of each size reach, at most 1.
     """
 
     step: float
@@ -46,8 +46,8 @@ class BlockLaw:
         """The law that times on one torus state.
 
         Args:
-            curve: the times of the algorithm.
-            doubling: those of recursive doubling on as many ranks.
+            curve: the curve of the algorithm.
+            doubling: the curve of recursive doubling on as many ranks.
             sides: the sides of the torus.
             bandwidth: bytes per second of a node's links.
         """

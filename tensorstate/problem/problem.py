@@ -88,13 +88,13 @@ class InnerSend(NamedTuple):
 
     Attributes:
         axis: number of the mesh axis.
-        nbytes: of the larger of a device's buffers.
-        times: per training step.
-        dtype: of its elements.
+        nbytes: bytes of the larger of a device's buffers.
+        times: runs per training step.
+        dtype: the dtype of its elements.
         kind: "permute", every device's block to the next; "all_to_all", of rows to their owners;
             or "all_gather", of indices.
-        padding: of an all_to_all, bytes that are sent beside these where XLA has none of slices of
-            unequal sizes, and all are as long as the longest may be.
+        padding: bytes that an all_to_all sends beside these if XLA has none for slices of unequal
+            sizes, so that all slices are as long as the longest may be.
     """
 
     axis: int

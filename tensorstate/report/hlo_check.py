@@ -248,9 +248,9 @@ class HloComparison:
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
             temporaries and results that take no argument's place. On CPU devices, whose memory is
             the host's, copies on the host are among them.
-        predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
-            several axes taken axis by axis, permutes as exchanges, and those of pipeline stages and
-            of ring attention as sends. 0 without a network.
+        predicted_seconds, compiled_seconds: seconds of all collectives on the plan's network: those
+            along several axes taken axis by axis, permutes as exchanges, and those of pipeline
+            stages and of ring attention as sends. 0 without a network.
         by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
             has the collectives that no tensor of the plan asks for.
         predicted_host, compiled_host: bytes on the host, of a device that has its own memory.

@@ -72,13 +72,10 @@ def declare(
 
     Args:
         function: a function of arrays that returns an array or a tuple of them, such as an
-            attention kernel or a grouped product. It must run on shards of its operands as on whole
-            operands.
+            attention kernel or a grouped product. It must run on shards as on whole operands.
         labels: one for every dimension, as in ``"b q h d, b k h d, b k h d -> b q h d"``. A label
-            that
-            all results have may be sharded, unless it is ``whole``: along it, every part of a
-                result
-            must depend on the same part of the operands that have it, and on the other operands.
+            that all results have may be sharded, unless it is ``whole``: along it, every part of a
+            result must depend on the same part of the operands that have it, and on the others.
         whole: labels that stay whole, such as ``"k d"``. By default, labels along which the
             function returns other values on halves of small random arrays than on whole ones.
         summed: labels that no result has and that may be sharded: results are then the sums of the
@@ -87,14 +84,12 @@ def declare(
             sharded together: ring attention. Keys and values then go round the devices. Queries may
             also be sharded alone, even under a causal mask, with all keys gathered. Both cases use
             the products of ``rules.ring``; with whole sequences the function runs.
-        scale, causal: scale and mask of that attention; by default found with the function on small
-            arrays.
+        scale, causal: those of that attention; by default found with the function on small arrays.
 
     Raises:
-        PlanError: the labels are no such pattern, or one is both whole and summed. While a step is
-            traced: the numbers of dimensions differ, the function does not run on small arrays, or
-                the
-            results of a function with ``ring`` are not those of softmax attention.
+        PlanError: labels are no such pattern, or both whole and summed; or, while a step is traced,
+            numbers of dimensions differ, the function does not run on small arrays, or the results
+            of one with ``ring`` are not those of softmax attention.
     """
     checks.function(function, "the declared function", PlanError)
     operands, results = _parsed(labels)

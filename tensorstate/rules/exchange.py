@@ -93,8 +93,8 @@ class Groups(NamedTuple):
     """The route of the rows of a grouped product.
 
     Attributes:
-        route: to the experts.
-        rows: of every device.
+        route: the route to the experts.
+        rows: number of rows of every device.
         sizes: rows of each of this device's experts that arrive, of shape (experts,).
     """
 
@@ -109,7 +109,7 @@ class Groups(NamedTuple):
         Args:
             rows: the labels whose product the rows are.
             experts: the label of the experts.
-            sizes: of all groups, of shape (groups,); rows beyond them go nowhere.
+            sizes: sizes of all groups, of shape (groups,); rows beyond them go nowhere.
         """
         along, ends = _axis_of(shard), jnp.cumsum(sizes)
         places = jnp.arange(along.size)
@@ -144,12 +144,12 @@ class Lookup(NamedTuple):
     """The route of rows that are looked up by index, from the table to where they are wanted.
 
     Attributes:
-        route: from the table.
-        rows: looked up by every device.
-        index: of the rows that this device's part of the table sends, in the order of those who
-            look them up; then of all others. Of shape (rows on all devices,).
+        route: the route from the table.
+        rows: number of rows that every device looks up.
+        index: indices of the rows that this device's part of the table sends, in the order of the
+            devices that look them up, then of all others; of shape (rows on all devices,).
         is_held: which of these it has.
-        place: of each row that this device looks up, among those that arrive.
+        place: place of each row that this device looks up, among those that arrive.
         is_found: whether one along the axis has it.
     """
 

@@ -74,7 +74,7 @@ class Along(NamedTuple):
     """A mesh axis along which rows are exchanged, as a device sees it.
 
     Attributes:
-        name, size: of the axis.
+        name, size: name and size of the axis.
         strides: by label, how far the shards of neighbours along the axis are apart.
         is_padded: whether slices are sent as blocks of ``jax.lax.all_to_all``, as long as a device
             has rows; otherwise they go by ``jc.ragged_all_to_all``.

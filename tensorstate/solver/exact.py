@@ -28,7 +28,6 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.refusal import infeasible_message
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation. Above
@@ -72,22 +71,17 @@ def solve_by_size(
     candidates: CandidateStrategies,
     gap: float,
     until: float,
-    progress: Progress | None = None,
     prune_placements: bool = False,
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; unless it is small, among preselected strategies.
 
     The bound is valid for all strategies. Reshards of the preselected strategies first pass through
-    few placements; such a program has a fiftieth of the size. If its solution is farther than
-    ``gap`` from the bound, they pass through all placements. Then, if the program is not very
-    large, the remaining time goes to the program of all strategies.
-
-    If the likeliest strategies of a relaxation are a plan within the gap, no second program is
-    needed. This is common for baselines, which leave most classes one strategy. Branch and bound
-    took ten times as long.
+    few placements, in a program of a fiftieth of the size. If its solution is farther than ``gap``
+    from the bound, they pass through all placements. Then, if the program is not very large, the
+    remaining time goes to the program of all strategies. None of this is needed if the likeliest
+    strategies of a relaxation are a plan within the gap, which is common for baselines.
     """
     left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
-    full.program.progress = progress
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
@@ -116,7 +110,6 @@ def solve_by_size(
                 support = build(likely, prune)
             except OutOfTime:
                 return best
-            support.program.progress = progress
             solution = _branched(support, gap / 2, left())
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
@@ -249,7 +242,7 @@ def minimize_memory(
 
     until = min(start + TIME_LIMIT_S, until)
     try:
-        asked = build, question.candidates, GAP, until, None, prune_placements
+        asked = build, question.candidates, GAP, until, prune_placements
         formulation, solution = solve_by_size(*asked)
     except OutOfTime:
         return None, -np.inf
@@ -350,20 +343,12 @@ def solve_within_limit(
     Raises:
         PlanError: nothing was found in time, without a memory limit.
     """
-    problem, candidates, options = question.problem, question.candidates, question.options
-    start, limit, deadline = time.perf_counter(), options.memory_limit, question.deadline
-
-    def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
-        # Not under a limit, whose constraints refer to the first program.
-        if question.programs is None or prune_placements or limit is not None:
-            asked = problem, candidates, options
-            return Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
-        return question.programs.of(problem, candidates, options, deadline)
-
+    candidates, limit = question.candidates, question.options.memory_limit
+    start, build = time.perf_counter(), functools.partial(_built, question)
     end = start + solver.time_limit
     share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
     until = start + share * solver.time_limit
-    asked = build, candidates, solver.gap, until, question.progress, prune_placements
+    asked = build, candidates, solver.gap, until, prune_placements
     formulation, solution = solve_by_size(*asked)
     is_proof = refused = solution.status == Status.INFEASIBLE
     if refused and limit is not None:
@@ -392,6 +377,21 @@ def solve_within_limit(
     if least is None or not least.cost.memory.fits(limit):
         return Infeasible(least is not None and nbytes > limit, least, nbytes)
     return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
+
+
+def _built(
+    question: Question, candidates: CandidateStrategies, prune_placements: bool
+) -> Formulation:
+    """The program of a question for some candidates, which reports its progress."""
+    problem, options, deadline = question.problem, question.options, question.deadline
+    # Not under a limit, whose constraints refer to the first program.
+    if question.programs is None or prune_placements or options.memory_limit is not None:
+        asked = problem, candidates, options
+        built = Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
+    else:
+        built = question.programs.of(problem, candidates, options, deadline)
+    built.program.progress = question.progress
+    return built
 
 
 def _find_fitting(

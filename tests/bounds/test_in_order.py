@@ -16,6 +16,7 @@ from jaxcoll.bounds import bound, lower_bounds
 from jaxcoll.errors import CollectiveError
 from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.simulation.execution_order import ROUNDS, STEPS
+from jaxcoll.simulation.step_delays import Delay
 from jaxcoll.synth import Ring
 from tests.reference import Send, schedule_of
 
@@ -221,6 +222,20 @@ def test_every_schedule_pays_for_the_bytes_that_ranks_have_to_receive_and_add(
     for name in ("direct", *of_trees):
         schedule = jc.synthesize(torus, kind, name, nbytes=nbytes)
         assert float(costs.seconds(schedule, nbytes)) >= charge * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "all_to_all"])
+def test_no_schedule_is_delayed_less_than_its_bytes_at_the_least_delayed_size(kind):
+    curves = (Delay(1, (1e3, 1e6), (1e-6, 2e-4)), Delay(3, (1e3, 1e6), (1e-5, 5e-4)))
+    costs = ExecutionCosts("gpu", 0, 0, 0, 0, delays=curves)
+    torus, nbytes = topologies.torus(2, 4), 4e6
+    charge = bound(torus, kind, nbytes, execution=costs).charge
+    bytes_of_a_rank = nbytes * (14 / 8 if kind == "all_reduce" else 7 / 8)
+    assert charge == pytest.approx(bytes_of_a_rank * 2e-4 / 1e6)
+    for name in ("direct", "ring", "tacos"):
+        if name != "ring" or kind != "all_to_all":
+            schedule = jc.synthesize(torus, kind, name, nbytes=nbytes)
+            assert float(costs.seconds(schedule, nbytes)) >= charge * (1 - 1e-12)
 
 
 def test_a_long_way_through_other_ranks_leaves_its_first_link_to_a_short_message():

@@ -26,6 +26,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.simulation.execution_order import ROUNDS, STEPS
+from jaxcoll.simulation.step_delays import Delay
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -214,7 +215,8 @@ def test_no_schedule_is_below_any_term_in_20_000_checks(case, exact):
     _check_all(*case, exact=exact)
 
 
-CHARGED = ExecutionCosts("gpu", 1e-6, 2e-6, 1e-12, 1e-12)
+DELAYS = (Delay(1, (1e3, 1e6), (1e-6, 1e-4)), Delay(3, (1e3, 1e6), (2e-6, 3e-5)))
+CHARGED = ExecutionCosts("gpu", 1e-6, 2e-6, 1e-12, 1e-12, delays=DELAYS)
 MACHINES = (
     CHARGED,
     *(

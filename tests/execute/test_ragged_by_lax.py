@@ -163,6 +163,7 @@ def test_forwards_twice_and_under_vmap():
         for x, y in zip(found, by_loops(*(each[k] for each in batch)), strict=True):
             np.testing.assert_allclose(x[k], y, rtol=1e-5, atol=1e-5)
 
+    @jax.jit
     def of_gradient(operand):
         gradient = jax.grad(loss)(operand, *given[1:])
         return (gradient * jnp.cos(operand)).sum()

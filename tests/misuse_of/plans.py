@@ -36,8 +36,8 @@ NETWORK = ts.AlphaBetaCosts(MESH, (1e-6,), (1e9,))
 PAIR = topologies.ring(2, alpha=1e-6, bandwidth=1e9)
 SEARCH: dict[str, Any] = {
     "mesh": {"data": 2}, "topology": None, "network": NETWORK, "hardware": "CPU",
-    "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "stages": None,
-    "padding": False, "pin": None, "forbid": None, "objective": "sum",
+    "memory_limit": None, "recompute": False, "offload": False, "microbatches": 1, "batch": None,
+    "stages": None, "padding": False, "pin": None, "forbid": None, "objective": "sum",
     "solver": ts.CoordinateDescent(), "progress": None,
 }  # fmt: skip
 PLAN = ts.search(GRAPH, **SEARCH)
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.solve_baseline,
         {
             "problem": PLAN.problem, "name": "ddp", "objective": "sum", "memory_limit": None,
-            "recompute": False, "solver": ts.CoordinateDescent(),
+            "recompute": False, "offload": False, "solver": ts.CoordinateDescent(),
         },
     ),
     "ts.Problem": (

@@ -99,9 +99,8 @@ def test_a_wrong_orbit_is_refused_where_all_its_sends_are(schedule, data):
     changed = {name: np.array(value) for name, value in values.items()}
     most = {"chunk": orbit.collective.num_chunks - 1, "reduce": 1, "step": orbit.num_steps}
     changed[column][send] = data.draw(st.integers(0, most[column]))
-    wrong = Schedule.from_sends(
-        orbit.topology, orbit.collective, edge=orbit.edge, edges=orbit.edges, **changed
-    )
+    columns = (changed["step"], orbit.edge, changed["chunk"], changed["reduce"])
+    wrong = Schedule.from_sends(orbit.topology, orbit.collective, *columns, edges=orbit.edges)
     by_orbit = dataclasses.replace(schedule, orbit=wrong)
     assert is_proved(by_orbit) == is_proved(by_orbit.expand())
 

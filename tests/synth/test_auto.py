@@ -532,7 +532,7 @@ def test_two_hosts_of_gpus_in_steps_are_near_the_bound_and_faster_than_nccls_alg
     """All by the same order and charges; the links alone take 1.06 of their bound for 1 GB."""
     hosts, gpu = jc.topologies.dgx_h100(2), costs_of("gpu")
     assert gpu is not None
-    free = dataclasses.replace(gpu, permute=0, step=0, copied=0, added=0)
+    free = dataclasses.replace(gpu, permute=0, step=0, copied=0, added=0, delays=())
 
     def seconds(name: str, nbytes: float, costs) -> float:
         made = synthesize(hosts, "all_reduce", name, nbytes=nbytes, execution=gpu)

@@ -5,8 +5,8 @@ This package turns a call's ``schedule=`` into a schedule. Its modules in readin
 and machine), ``in_force`` (the configuration under which a program is traced), ``configured`` (a
 call run by a configuration), ``transports`` (how permutes are carried out), ``cliques``
 (transports that deadlock), ``options`` (of XLA's compilers for them), ``measured_costs`` (the
-charges of this machine), ``cheapest`` (the cheapest of ``jax.lax`` and the schedules, and the
-reason).
+charges of this machine), ``cheapest`` (the cheapest of ``jax.lax`` and the schedules) and
+``explained`` (the reason).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Explanation:
 
     Attributes:
         collective: on the network, its groups those of the mesh axis.
-        nbytes: of the larger of a rank's input and output, as it is sent.
+        nbytes: bytes of the larger of a rank's input and output, as it is sent.
         topology: the network; ``None`` where it is unknown.
         costs: the machine's charges.
         candidates: priced, the fastest first; those that are not defined are last.
@@ -160,35 +160,41 @@ def explain_choice(
         largest: as for ``jc.ragged_all_to_all``: integers of shape (size, size), from source to
             destination, by place in the group. Of that collective alone, which needs it.
         wire_dtype: as for ``jc.psum``; of "psum" the exchange is explained, then the gather.
-        dtype: of the operand, whose elements a wire sends.
+        dtype: the dtype of the operand, whose elements a wire sends.
 
     Raises:
         CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a
             topology or costs that do not fit the mesh, or none of them without one; a ``largest``
-            that is negative, of another shape or without rows for others; unequal slices on an
-            unknown network; a wire for a collective that takes none.
+            that is negative, of another shape or empty; unequal slices on an unknown network; a
+            wire for a collective that takes none.
     """
     checks.optional(mesh, checks.instance, Mesh, "mesh", CollectiveError)
-    is_ragged = collective == RAGGED
+    kind = _kind_of(collective, largest, wire_dtype)
+    size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
+    checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
+    if mesh is None:
+        where = _elsewhere(axis_name, topology, execution)
+    else:
+        where = _on_mesh(mesh, axis_name, topology, execution)
+    if largest is not None:
+        return _explained_ragged(size, where, largest)
+    if wire_dtype is not None:
+        return _explained_wire(kind, size, where, wire_of(wire_dtype), dtype)
+    return _explained(kind, size, where)
+
+
+def _kind_of(collective: str, largest: object, wire_dtype: object) -> str:
+    """The kind of collective that a call is explained as."""
+    is_ragged = isinstance(collective, str) and collective == RAGGED
     named = meant(collective) if isinstance(collective, str) else None
     kind = "all_to_all" if is_ragged else collective if named is None else named.name
     checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
-    size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
-    checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
     if is_ragged != (largest is not None) or (is_ragged and wire_dtype is not None):
         raise CollectiveError(
             f"largest= is of {RAGGED!r} alone, which needs it and has no wire_dtype=; got "
             f"{checks.shown(collective)}"
         )
-    if mesh is None:
-        where = _elsewhere(axis_name, topology, execution)
-    else:
-        where = _on_mesh(mesh, axis_name, topology, execution)
-    if is_ragged:
-        return _explained_ragged(size, where, largest)
-    if wire_dtype is not None:
-        return _explained_wire(kind, size, where, wire_of(wire_dtype), dtype)
-    return _explained(kind, size, where)
+    return kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +202,7 @@ class _Where:
     """The machine on which a call is explained.
 
     Attributes:
-        groups: of its ranks; ``None`` for one of all ranks of the network.
+        groups: groups of its ranks; ``None`` for one of all ranks of the network.
         network: ``None`` where it is unknown.
         several: whether ranks of a group differ along several axes.
     """

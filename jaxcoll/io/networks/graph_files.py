@@ -127,4 +127,4 @@ def load(
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
     """The network of a file; see ``loads``. An OSError if it cannot be read."""
-    return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)
+    return load_text(path, loads, max_bytes, alpha=alpha, bandwidth=bandwidth)

@@ -36,6 +36,10 @@ _CHUNKS = (1, 2, 4, 8)
 # Ranks times chunks per shard of one rank's shard: some seconds to find and simulate.
 _MOST_LISTED = 2**18
 
+# Sends of one rank's shard beyond which no more chunks than the fewest are tried: ways of many
+# hops already overlap, and each try takes several seconds.
+_MOST_TRIED = 2**20
+
 NAME = "orbits"
 
 
@@ -126,7 +130,10 @@ def _candidates(
         nbytes = size / (topology.num_ranks * chunks)
         busy, delay = (each.astype(float) for each in message_ticks(topology, nbytes, 1))
         if kind.is_pairwise:
-            ways = scattered(where, busy, delay).repeated(chunks)
+            ways = scattered(where, busy, delay)
+            if chunks > counts[0] and len(ways.chunk) * chunks > _MOST_TRIED:
+                return
+            ways = ways.repeated(chunks)
             yield _ordered(where, kind, [_copied(ways)], chunks, nbytes)
             continue
         down = broadcast(where, busy, chunks)

@@ -45,6 +45,11 @@ from jaxcoll.topology import Topology
 
 # Passes and rounds of the variant that auto tries for groups.
 _MORE_PASSES, _ROUNDS = 6, 2
+# Ranks up to which all data of a rank are one batch, and the ranks that a part of one goes to.
+_FEW_RANKS, _PART = 64, 4
+# Times that all is routed at most; and times of the load of other full links, by number the least
+# of them, beyond which a link is too full.
+_MOST_ROUTINGS, _FULLER, _FULL_LINKS = 6, 1.05, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +109,35 @@ class MinCongestion(Synthesizer):
         taking_part = sum(len(group) for group in problem.collective.groups)
         return not self.rounds or taking_part < problem.topology.num_ranks
 
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        order, source, target, batch_ptr = _batches(collective)
-        nbytes = as_fraction(self.nbytes)
+    def _routed(self, topology: Topology, collective: Collective) -> tuple[np.ndarray, _Sends]:
+        """The chunks in the order of their routing, and the sends along their routes."""
+        parted = np.zeros(topology.num_ranks, bool)
+        routed = best = self._routed_once(topology, collective, parted)
+        if topology.num_ranks <= _FEW_RANKS:
+            return best
+        # A batch does not see its own load: all data of a rank may take one slow link, or leave it
+        # empty. Ranks that alone fill a link so are routed in parts. Other ranks may then fill
+        # another link, so the best of all routings is kept.
+        least = np.inf
+        for left in reversed(range(_MOST_ROUTINGS)):
+            order, (path_ptr, path, place, _) = routed
+            source = collective.ends(collective.traits.before)[order[place]]
+            fullest, alone = _filling_alone(topology, path_ptr, path, source)
+            if fullest < least:
+                best, least = routed, fullest
+            if not left or parted[alone].all():
+                break
+            parted[alone] = True
+            routed = self._routed_once(topology, collective, parted)
+        return best
+
+    def _routed_once(
+        self, topology: Topology, collective: Collective, parted: np.ndarray
+    ) -> tuple[np.ndarray, _Sends]:
+        """``_routed``, where the data of some ranks, bool of shape (ranks,), go in parts."""
+        order, source, target, batch_ptr = _batches(collective, parted)
         hops = 4 * len(order) * topology.num_vertices
-        busy, delay = link_ticks(topology, collective, nbytes, hops)
+        busy, delay = link_ticks(topology, collective, as_fraction(self.nbytes), hops)
         ptr, link = topology.out_links
         src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
         ones = np.ones(len(target), np.int64)
@@ -116,9 +145,11 @@ class MinCongestion(Synthesizer):
             ptr, link, src, dst, busy, delay, source, target, ones, batch_ptr, self.passes,
             self.power,
         )  # fmt: skip
-        path_ptr, path, place, before = sends_along(
-            into, src, topology.num_ranks, source, target, batch_ptr
-        )
+        return order, sends_along(into, src, topology.num_ranks, source, target, batch_ptr)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        nbytes = as_fraction(self.nbytes)
+        order, (path_ptr, path, place, before) = self._routed(topology, collective)
         if topology.is_direct:
             edges, edge = Edges.from_links(topology), path
         else:
@@ -128,8 +159,35 @@ class MinCongestion(Synthesizer):
         )
 
 
-def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+# What ``sends_along`` returns: path_ptr, path_link, chunk, before.
+_Sends = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _filling_alone(
+    topology: Topology, path_ptr: np.ndarray, path: np.ndarray, source: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """The load of the fullest link, and, if few are as full, the ranks with a quarter of it each.
+
+    Args:
+        path_ptr, path: the links of each send.
+        source: the rank that has each send's chunk before.
+    """
+    load = np.bincount(path, minlength=topology.num_links) / topology.bandwidth
+    many = min(topology.num_links, max(_FULL_LINKS, topology.num_links // 64))
+    fullest = float(load.max())
+    if fullest <= _FULLER * np.partition(load, -many)[-many]:
+        return fullest, np.zeros(0, np.int64)
+    crossing = np.repeat(source, np.diff(path_ptr))[path == load.argmax()]
+    return fullest, np.flatnonzero(4 * np.bincount(crossing) > len(crossing))
+
+
+def _batches(
+    collective: Collective, parted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Batches of the chunks that must move: one piece of one rank's data, or a single chunk.
+
+    Args:
+        parted: ranks whose batches are cut into parts.
 
     Returns:
         order: the chunks, int64.
@@ -144,11 +202,13 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     # finds the links taken by all data of another.
     piece = chunk % collective.chunks_per_shard
     ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
-    order = chunk[np.lexsort((ahead, src[chunk], piece))]
+    place = np.lexsort((ahead, src[chunk], piece))
+    order = chunk[place]
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
     if kind.starts_at_root:
         key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
-    ptr = equal_runs(key)
+    part = np.where(parted[src[order]], ahead[place] // _PART, 0)
+    ptr = equal_runs(key * collective.num_ranks + part)
     return order, src[order[ptr[:-1]]], dst[order], ptr
 
 

@@ -43,7 +43,7 @@ def test_no_family_beats_the_search_and_small_memory_takes_longer(tmp_path):
     narrow, wide = ("llama, layers 1, width 32", 64), ("llama, layers 1, width 1024", 4)
     assert "ZeRO" in free[narrow]["found"]
     assert "Megatron" not in free[narrow]["found"]
-    assert free[wide]["found"] == "Megatron on `data`"
+    assert free[wide]["found"].removeprefix("mostly ") == "Megatron on `data`"
     for row in rows:
         if row["limit GB"] is None:
             assert all(row[name] is not None for name in families)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.paths import hop_distances
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import Direct, MinCongestion, synthesize
-from jaxcoll.topologies import dgx_a100, fully_connected, hypercube, mesh, ring, torus
+from jaxcoll.topologies import dgx_a100, fully_connected, hypercube, mesh, multi_rail, ring, torus
 from tests import strategies
 
 
@@ -40,6 +41,18 @@ def test_it_beats_routes_that_ignore_the_load(topology):
         ours = synthesize(topology, "all_to_all", MinCongestion(nbytes=nbytes), chunks=16)
         direct = synthesize(topology, "all_to_all", Direct())
         assert simulate(ours, nbytes).time < simulate(direct, nbytes).time
+
+
+def test_the_data_of_a_rank_go_round_a_slow_link_in_parts():
+    hosts = multi_rail(16, 8)
+    (rail,) = (
+        int(v) for u, v, b in zip(hosts.src, hosts.dst, hosts.bandwidth, strict=True)
+        if u == 3 and b == hosts.bandwidth.min()
+    )  # fmt: skip
+    slow = hosts.scaled({(3, rail): 0.2})
+    schedule = synthesize(slow, "all_to_all", MinCongestion(), chunks=1)
+    # All at once, data of one rank would take that link for more than four times the bound.
+    assert simulate(schedule, 2**26).time <= 1.3 * bound(slow, "all_to_all", 2**26).time
 
 
 @given(strategies.topologies(max_ranks=8, switches=True), st.sampled_from(["gather", "scatter"]))

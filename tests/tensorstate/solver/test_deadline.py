@@ -169,7 +169,7 @@ def test_a_program_loses_nothing_where_a_second_one_is_not_built_in_time(monkeyp
     monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
     monkeypatch.setattr(exact, "is_near", lambda *_args: False)
     monkeypatch.setattr(Formulation, "is_decided", lambda *_args: False)
-    formulation, solution = exact.solve_by_size(build, asked.candidates, -1.0, math.inf, None)
+    formulation, solution = exact.solve_by_size(build, asked.candidates, -1.0, math.inf)
     found = formulation.result(solution, asked.options)
     assert built == [False, True, False]
     assert found.objective >= free.objective * (1 - 1e-6)
@@ -207,7 +207,7 @@ def test_no_large_branch_and_bound_is_begun_in_too_little_time(monkeypatch):
 
     def searched(prune_placements):
         until = time.perf_counter() + 100
-        args = build, asked.candidates, 0.01, until, None, prune_placements
+        args = build, asked.candidates, 0.01, until, prune_placements
         return exact.solve_by_size(*args)[1]
 
     monkeypatch.setattr(GrowingProgram, "solve", counted)
