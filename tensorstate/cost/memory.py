@@ -432,7 +432,7 @@ def peak_memory(inputs: float, nbytes: np.ndarray, host: int = 0) -> Memory:
     Args:
         inputs: bytes of the inputs.
         nbytes: all other bytes, by category and program point (see ``bytes_by_point``).
-        host: of the host, by ``host_bytes``.
+        host: bytes on the host, by ``host_bytes``.
     """
     # Parts are rounded one by one, and the last one takes the rest. So they add up to the rounded
     # peak, which is compared with the limit.
