@@ -546,7 +546,7 @@ class _Watcher:
 
     Args:
         progress: the function that is called.
-        time_limit: of the solver, in seconds.
+        time_limit: the limit of the solver in seconds.
     """
 
     def __init__(self, progress: Report, time_limit: float) -> None:
