@@ -32,7 +32,6 @@ EXEMPT = {
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/fair_flows.py": {"_run": "a loop over events, all of whose state it holds"},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
-    "jaxcoll/simulation/schedules.py": {"simulate": PUBLIC},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_steps.py": {"_largest_shares": KERNEL},
     "jaxcoll/bounds/times.py": {"bound": PUBLIC},
