@@ -177,7 +177,7 @@ def _read(what: str, network_name: str | None, completing: dict[str, Any], speed
     is_plain = not any(completing.values()) and description_of(what) is None
     if os.path.isfile(what) and is_plain:
         found = jc.io.load(what)
-        if not isinstance(found, jc.Topology | jc.Schedule):
+        if not isinstance(found, jc.Topology | jc.Schedule | jc.orbits.OrbitSchedule):
             kind = type(found).__name__
             raise click.UsageError(f"{what} holds a {kind}; show networks or schedules")
         if any(speeds):
@@ -197,6 +197,8 @@ def _draw(obj: Any, path: str, size, execution: str | None) -> None:
     from jaxcoll.io.files import write_bytes
 
     is_network = isinstance(obj, jc.Topology)
+    if isinstance(obj, jc.orbits.OrbitSchedule):
+        obj = obj.expand()
     if path.lower().endswith(".html"):
         if is_network:
             raise click.UsageError("a page shows a schedule; end a network's picture with .svg")
@@ -259,7 +261,12 @@ def _network_lines(topology, facts: dict[str, Any]) -> list[str]:
 
 
 def _schedule_lines(schedule) -> list[str]:
-    made = described(schedule)
+    import jaxcoll as jc
+
+    made, ends = described(schedule), "(source->destination:chunk, + where the receiver adds)"
+    if isinstance(schedule, jc.orbits.OrbitSchedule):
+        schedule = schedule.orbit
+        ends = "(of rank 0's shard, which translations move to the other ranks; " + ends[1:]
     lines = [
         f"{made['collective']} of {made['ranks']} ranks on {made['network']} by "
         f"{made['synthesizer']}: {made['steps']} steps, {made['sends']} sends"
@@ -276,7 +283,7 @@ def _schedule_lines(schedule) -> list[str]:
         lines.append(f"step {step:3}: {end - first} sends: {' '.join(sends)}{more}")
     if made["steps"] > _MOST_SHOWN:
         lines.append(f"... {made['steps'] - _MOST_SHOWN} more steps")
-    return [*lines, "(source->destination:chunk, + where the receiver adds)"]
+    return [*lines, ends]
 
 
 if TYPE_CHECKING:  # loads every package when it is called, not for --help

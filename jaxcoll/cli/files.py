@@ -25,16 +25,27 @@ _HOLDS = {
 }  # fmt: skip
 
 
-def read_schedule(path: str, network: Any = None):
-    """The schedule of a file, in memory; see ``open_schedule``."""
+def read_schedule(path: str, network: Any = None, *, is_whole: bool = True) -> Any:
+    """The schedule of a file, in memory; see ``open_schedule``.
+
+    Args:
+        is_whole: whether one by orbits is returned with all its sends.
+
+    Raises:
+        ScheduleError: one by orbits has more sends than can be listed.
+    """
     import jaxcoll as jc
 
     found = open_schedule(path, network)
+    if isinstance(found, jc.orbits.OrbitSchedule):
+        return found.expand() if is_whole else found
     return found if isinstance(found, jc.Schedule) else found.to_schedule()
 
 
 def open_schedule(path: str, network: Any = None):
     """The schedule of a file: jaxcoll's JSON, MSCCL XML on ``network``, or a compact folder.
+
+    One by orbits is returned by the sends of one rank.
 
     Raises:
         click.UsageError: the file holds no schedule, or is XML and its network is not given.
@@ -59,7 +70,7 @@ def open_schedule(path: str, network: Any = None):
         return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
     refuse_network(path)
     found = jc.io.load(path)
-    if not isinstance(found, jc.Schedule):
+    if not isinstance(found, jc.Schedule | jc.orbits.OrbitSchedule):
         raise click.UsageError(
             f"{path} holds a {type(found).__name__}, not a schedule; make one: jaxcoll synth"
         )
@@ -217,7 +228,10 @@ def kind_of(obj: Any) -> str:
     """The name of an object in messages."""
     from jaxcoll.io.nccl.conf import NcclRule
 
-    names = {"Topology": "network", "Timings": "time", "TreeFlow": "tree"}
+    names = {
+        "Topology": "network", "Timings": "time", "TreeFlow": "tree",
+        "OrbitSchedule": "schedule by orbits",
+    }  # fmt: skip
     name = type(obj).__name__
     if isinstance(obj, tuple):
         # A tuple without rules holds MultiTree's tables, one for each rank.

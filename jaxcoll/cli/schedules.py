@@ -7,7 +7,7 @@ schedules.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -255,16 +255,14 @@ class SynthesizerName(click.ParamType):
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="Random seed; 0."
 )
+@click.option("--orbit", is_flag=True, help="For thousands of ranks: the sends of one, moved.")
 @deadline_option
 @execution_option
 @click.option("--output", "-o", metavar="FILE", help="Write .json, .xml (MSCCL), .txt, or -.")
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    metavar="NAME",
-    help=f"{', '.join(FORMATS)}.",
-)
+    "--format", "form", type=click.Choice(list(FORMATS)), metavar="NAME",
+    help="One of convert's, instead of the suffix.",
+)  # fmt: skip
 @click.option(
     "--for-runtime", type=click.Choice(FOR_RUNTIMES), metavar="NAME",
     help=f"Keep its limits: {', '.join(FOR_RUNTIMES)}.",
@@ -276,8 +274,6 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     \b
     jaxcoll synth dgx-h100:2 all_reduce --size 1GB --for-runtime azure -o s.xml
     """
-    import functools
-
     import jaxcoll as jc
 
     if form is not None and output is None:
@@ -286,12 +282,9 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     # The suffix .xml alone means microsoft/msccl and .json the library; the runtime is more exact.
     if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
         form = for_runtime
-    make = jc.synthesize
-    if for_runtime:
-        make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
-    # The other options are arguments of both functions, under the same names.
-    name, costs = options.pop("synthesizer"), options["execution"]
-    with working(f"making a schedule by {name}") as report:
+    name, costs, orbit = options.pop("synthesizer"), options["execution"], options.pop("orbit")
+    make = _maker(for_runtime, orbit, form)
+    with working(f"making a schedule by {'orbits' if orbit else name}") as report:
         schedule = make(network, collective, name, nbytes=size, progress=report, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
@@ -326,6 +319,42 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     return 0
 
 
+def _maker(for_runtime: str | None, orbit: bool, form: str | None) -> Callable[..., Any]:
+    """The function that makes the schedule; the command's options are its arguments by name.
+
+    Raises:
+        click.UsageError: a schedule by orbits for a runtime, or to be written in its format.
+    """
+    import functools
+
+    import jaxcoll as jc
+
+    if orbit and (for_runtime or form not in (None, "json")):
+        raise click.UsageError(
+            "--orbit is written as .json; leave --for-runtime out, and write other formats by "
+            "jaxcoll convert"
+        )
+    if for_runtime:
+        return functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
+    return _by_orbit if orbit else jc.synthesize
+
+
+def _by_orbit(network, collective, name, *, nbytes, progress, chunks, **others):
+    """The schedule by orbits, of a call that names nothing else.
+
+    Raises:
+        click.UsageError: options of other synthesizers.
+    """
+    import jaxcoll as jc
+
+    given = [name != "auto", others.pop("helpers") is not True, *map(bool, others.values())]
+    if any(given):
+        raise click.UsageError(
+            "--orbit takes --size, --chunks and --output alone; leave the other options out"
+        )
+    return jc.synthesize_orbit(network, collective, nbytes=nbytes, chunks=chunks)
+
+
 def _by_chunks(schedule, least: float) -> str:
     """Percent of the bound that the winning synthesizer attains, by number of chunks."""
     tried: dict[int, float] = {}
@@ -348,7 +377,7 @@ def described(schedule) -> dict[str, Any]:
         "ranks": what.num_ranks,
         "synthesizer": schedule.provenance.synthesizer or "unknown",
         "steps": int(schedule.num_steps),
-        "sends": len(schedule.chunk),
+        "sends": int(schedule.num_sends),
         "chunks_per_shard": what.chunks_per_shard,
         "network": str(schedule.topology.name) or "unnamed",
         **({"groups": what.groups, "helpers": what.helpers} if what.is_grouped else {}),
@@ -442,7 +471,9 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
     model = link_model(model or "astra")
     if beside and execution is not None:
         raise click.UsageError("--beside is timed link by link; leave out --execution")
-    read, *others = (read_schedule(path, _network(network_name)) for path in (schedule, *beside))
+    is_whole = any((beside, execution, *written.values()))  # these need all sends
+    paths, on = [schedule, *beside], _network(network_name)
+    read, *_ = schedules = [read_schedule(path, on, is_whole=is_whole) for path in paths]
     # Refused before the work, rather than failing to write the file after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
@@ -472,7 +503,7 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
-    shared = _together([schedule, *beside], [read, *others], size, model, as_json)
+    shared = _together(paths, schedules, size, model, as_json)
     if trace is not None:
         jc.io.traces.save(trace, runs[-1])
     if prefix is not None:
@@ -583,7 +614,8 @@ def _source(
         return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))
     found = jc.io.load(source, **of_times)
     check_network(source, found, _network(network_name))
-    return found
+    # Other formats, and programs that read JSON, know schedules by all their sends.
+    return found.expand() if isinstance(found, jc.orbits.OrbitSchedule) else found
 
 
 @click.command()

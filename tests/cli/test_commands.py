@@ -72,6 +72,49 @@ def test_synth_to_stdout_is_the_file_alone(capsys):
     assert "4 ranks by ring" in err
 
 
+def test_a_schedule_by_orbits_goes_through_the_commands(capsys, tmp_path):
+    path, whole = tmp_path / "orbit.json", tmp_path / "all.json"
+    given = ("synth", "torus:4x4", "all_to_all", "--orbit", "--size", "1MiB")
+    made = as_json(capsys, *given, "-o", path)
+    read = jc.io.load(path)
+    assert isinstance(read, jc.orbits.OrbitSchedule)
+    assert (made["synthesizer"], made["sends"]) == ("orbits", read.num_sends)
+    assert as_json(capsys, "verify", path)["proved"] is True
+    (row,) = as_json(capsys, "simulate", path, "--size", "1MiB")["rows"]
+    assert row["seconds"] == made["seconds"]
+    code, _, err = called(capsys, "prove", path)
+    assert (code, "jaxcoll convert" in err) == (2, True)
+    assert called(capsys, "convert", path, whole)[0] == 0
+    assert jc.io.load(whole) == read.expand()
+    assert as_json(capsys, "prove", whole)["proved"] is True
+    (row,) = as_json(capsys, "simulate", whole, "--size", "1MiB")["rows"]
+    assert row["seconds"] == made["seconds"]
+    # Where a run needs every send, they are listed.
+    trace = tmp_path / "trace.json"
+    assert called(capsys, "simulate", path, "--trace", trace)[0] == 0
+    code, out, _ = called(capsys, "show", path)
+    assert (code, "rank 0's shard" in out) == (0, True)
+    assert called(capsys, "show", path, "-o", tmp_path / "page.html")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("-s", "ring"), "leave the other options out"),
+        (("--execution", "tpu"), "leave the other options out"),
+        (("--no-helpers",), "leave the other options out"),
+        (("--for-runtime", "msccl"), "leave --for-runtime out"),
+        (("-o", "s.xml"), "jaxcoll convert"),
+        (("--without", "0-1"), "no translations"),
+    ],
+)
+def test_other_options_beside_orbits_are_refused(capsys, tmp_path, monkeypatch, more, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = called(capsys, "synth", "torus:4x4", "all_gather", "--orbit", *more)
+    assert (code, message in err) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_verify(capsys, schedule):
     assert as_json(capsys, "verify", schedule) == {
         "proved": True, "collective": "all_reduce", "ranks": 4,
