@@ -623,8 +623,9 @@ def _of_fewer_bytes(
         click.UsageError: both are given, or unequal slices of another collective.
     """
     import jaxcoll as jc
+    from jaxcoll.kinds import kind_of
 
-    if largest is not None and (wire is not None or collective != "all_to_all"):
+    if largest is not None and (wire is not None or not kind_of(collective).is_pairwise):
         raise click.UsageError(
             "--largest is of all_to_all, without --wire: jaxcoll explain NETWORK all_to_all "
             "--largest FILE"

@@ -97,11 +97,6 @@ def read(value: dict) -> File:
         NotRead, NotProved: a field is wrong; the error names it.
     """
     column, form = fields.integers(0, _INT32), fields.exactly("jaxcoll.schedule/1")
-    if value.get("format") == "jaxcoll.orbit-schedule/1":
-        raise NotRead(
-            "the file has the sends of one rank's shard; write those of all ranks, and prove "
-            "them: jaxcoll convert FILE all.json"
-        )
     form(value.get("format"), "format")  # first, because it decides the other fields
     said = fields.said(value, "schedule", {
         "format": form, "topology": _network,

@@ -335,20 +335,23 @@ def sentence(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     "Mostly" is said of the part that most arithmetic and most bytes of parameters follow.
     """
     axes: dict[str, list[int]] = {}
+    mostly: set[str] = set()
     for axis, names in enumerate(parallelism_by_axis(problem, decisions, cost).values()):
         if problem.mesh.sizes[axis] > 1:
             # Several names are of different operators: nobody has all and a part of the weights.
             is_mostly = any(name.startswith("mostly ") for name in names)
             names = [name.removeprefix("mostly ").removeprefix("partly ") for name in names]
             said = [_HAS.get(name, "the layers of a stage") for name in names]
-            has = "each mostly has " if is_mostly else "each has "
-            has = "each has for some operators " if len(said) > 1 else has
+            has = "for some operators " if len(said) > 1 else ""
             has += ", and for others ".join(said)
-            axes.setdefault(has if said else "all do the same", []).append(axis)
+            axes.setdefault(has, []).append(axis)
+            # What several axes share is said once, and then as much as holds along all of them.
+            mostly |= {has} if is_mostly and len(said) == 1 else set()
     parts = []
-    for each, along in axes.items():
+    for has, along in axes.items():
         devices = " x ".join(str(problem.mesh.sizes[axis]) for axis in along)
         named = " and ".join(f"`{problem.mesh.names[axis]}`" for axis in along)
+        each = f"each {'mostly ' * (has in mostly)}has {has}" if has else "all do the same"
         parts.append(f"of the {devices} devices along {named} {each}")
     parts = parts or ["one device does all of it"]
     if cost.memory.host:

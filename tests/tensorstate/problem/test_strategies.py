@@ -83,13 +83,20 @@ def _run(graph: Graph, node: Node, strategy: int, device: int, given) -> dict[in
 
 
 def check_node(graph: Graph, node: Node, values) -> int:
-    """Check all strategies of a node, and return their number."""
+    """Check all strategies of a node whose devices compute by themselves, and return their number.
+
+    Devices that send each other rows while they compute are checked where several run
+    (``rules/test_exchange.py``, ``rules/test_ring.py``).
+    """
     strategies, home, reads = (
         NodeStrategies(graph, node, MESH),
         _home(graph, node),
         _reads(graph, node),
     )
+    paired = () if strategies.pairing is None else (strategies.pairing.label,)
     for strategy in strategies.all:
+        if strategy[0] in paired:
+            continue
         given = {}
         for (tensor, labels), ports in reads.items():
             (placement,) = strategies.input_placements(strategy, labels, frozenset(ports))
