@@ -137,20 +137,22 @@ class Every:
             totals += self._table(decisions, kept, number)
         communication, storing, inputs, *there = totals
         peak = inputs + np.ceil(np.max(there, axis=0) - EXACT) if there else inputs
-        return Columns(decisions, self._compute(kept.rerun) + storing, communication, peak)
+        compute, sends = self._of_operators(kept.rerun)
+        return Columns(decisions, compute + storing, communication + sends, peak)
 
-    def _compute(self, recomputed_nodes: frozenset[int]) -> np.ndarray:
-        """Seconds of all operators."""
+    def _of_operators(self, recomputed_nodes: frozenset[int]) -> np.ndarray:
+        """Seconds of all operators: their own, and those of the sends within them."""
         if recomputed_nodes in self._seconds:
             return self._seconds[recomputed_nodes]
         problem, shape = self.problem, tuple(map(len, self.candidates))
-        compute = self._seconds[recomputed_nodes] = np.zeros(shape)
+        both = self._seconds[recomputed_nodes] = np.zeros((2, *shape))
         for class_id, choices in enumerate(self.candidates):
             members = problem.graph.node_classes[class_id]
             runs = len(members) + len(recomputed_nodes.intersection(members))
-            seconds = [runs * problem.seconds(class_id, strategy) for strategy in choices]
-            compute += _along(np.array(seconds), (class_id,), shape)
-        return compute
+            for total, of in zip(both, (problem.seconds, problem.inner_seconds), strict=True):
+                seconds = [runs * of(class_id, strategy) for strategy in choices]
+                total += _along(np.array(seconds), (class_id,), shape)
+        return both
 
     def _table(self, decisions: Decisions, kept: Kept, number: int) -> np.ndarray:
         """Of a group seconds of collectives and of storing, bytes of inputs and at every point.
