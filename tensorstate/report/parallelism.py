@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
@@ -22,17 +23,24 @@ from tensorstate.report.units import size
 MIN_SHARE = 0.5
 
 
+# The name for an axis that shards some tensors, but no product of the forward pass.
+UNNAMED = "some tensors sharded"
+
+
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
     """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates.
 
     A name alone is that of the whole axis: with "DDP" all parameters are replicated along it and
     every product is split by the batch. "mostly DDP" has exceptions, and of several parallelisms
-    each is said to be there partly.
+    each is said to be there partly. An axis that shards tensors as no parallelism does has
+    ``UNNAMED``.
     """
     baselines, found = Baselines(problem), dict[str, list[str]]()
     for axis, of_axis in enumerate(problem.mesh.names):
         names = _parallelisms(problem, decisions, cost, baselines, axis)
-        if len(names) > 1:
+        if not names and any(own[axis] != REPLICATED for own in decisions.strategies):
+            found[of_axis] = [UNNAMED]
+        elif len(names) > 1:
             found[of_axis] = [f"partly {name}" for name in names]
         else:
             kept = _KeptWhole(problem, decisions, baselines, axis)
@@ -324,6 +332,7 @@ _HAS = {
     "context parallel": "a part of the sequence",
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
+    UNNAMED: "shards of some tensors",
     "expert parallel": "a part of the experts",
     "expert parallel (rows exchanged)": "a part of the experts, to which rows are sent",
 }

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 import tensorstate as ts
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.report.parallelism import parallelism_by_axis, parallelism_name, sentence
+from tensorstate.report.parallelism import (
+    UNNAMED,
+    parallelism_by_axis,
+    parallelism_name,
+    sentence,
+)
 from tests.tensorstate.test_plan import MESH, NETWORK, arguments, perceptron
 
 NAMES = ("ddp", "zero2", "fsdp", "megatron", "fsdp + megatron")
@@ -74,8 +79,33 @@ def test_a_name_without_exceptions_is_true_of_every_argument(name, changes):
     except ts.PlanError:  # no collectives lead between these placements
         return
     for axis, names in parallelism_by_axis(plan.problem, plan.decisions, plan.cost).items():
+        if not names:  # it is said that all do the same
+            assert all(axis not in each for spec in axes_of(plan.specs.arguments) for each in spec)
         for each in names:
-            assert each.startswith(("mostly ", "partly ")) or said_of(plan, axis)[each], each
+            is_weak = each.startswith(("mostly ", "partly ")) or each == UNNAMED
+            assert is_weak or said_of(plan, axis)[each], each
+
+
+def test_an_axis_that_shards_no_product_does_not_do_the_same():
+    """Of a replicated plan the moments alone are sharded: no parallelism, and not nothing."""
+    plan = plan_of("ddp")
+    count = range(len(plan.decisions.strategies))
+    whole = changed(plan, dict.fromkeys(count, 0))
+    assert parallelism_name(whole.problem, whole.decisions, whole.cost) == "replicated"
+    (class_id,) = [
+        plan.graph.nodes[of_class[0]].class_id
+        for of_class in plan.graph.node_classes
+        if (tensor := plan.graph.nodes[of_class[0]].tensor) is not None
+        and plan.graph.tensors[tensor].name == "state/0/mu/up"
+    ]
+    choices = plan.problem.strategies[class_id].all
+    sharded = next(i for i, each in enumerate(choices) if each[0] >= 0)
+    other = changed(whole, {class_id: sharded})
+    axis = other.problem.mesh.names[0]
+    said = parallelism_name(other.problem, other.decisions, other.cost)
+    assert said == f"{UNNAMED} on `{axis}`"
+    told = sentence(other.problem, other.decisions, other.cost)
+    assert f"devices along `{axis}` each has shards of some tensors" in told
 
 
 def test_an_exception_is_said_in_the_name_and_in_the_sentence():
