@@ -38,6 +38,8 @@ class Hardware:
         host_bandwidth: bytes per second of a device's copies to the memory of its host, and of
             those back, each way by itself and with all devices of the host at work; ``None`` where
             nothing is to be kept there.
+        holds_host_copies: whether such copies stay at their places in straight-line code. XLA for
+            TPUs keeps what waits outside of loops on the device, so nothing waits there.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Hardware:
     overlaps: bool = True
     has_ragged: bool = True
     host_bandwidth: float | None = None
+    holds_host_copies: bool = True
 
     @classmethod
     def measure(
@@ -82,9 +85,13 @@ class Hardware:
         """
         found = measured(mesh, cache, seconds, progress)
         network = MeasuredCosts(MeshShape.of(found.axes), found.collectives)
-        is_cpu = mesh.devices.flat[0].platform == "cpu"
+        platform = mesh.devices.flat[0].platform
+        is_cpu = platform == "cpu"
         rates = found.flops, found.memory_bandwidth, found.memory
-        return cls(found.name, *rates, network=network, overlaps=not is_cpu, has_ragged=not is_cpu)
+        return cls(
+            found.name, *rates, network=network, overlaps=not is_cpu, has_ragged=not is_cpu,
+            holds_host_copies=platform != "tpu",
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -101,7 +108,7 @@ class Hardware:
         if not self.flops:
             raise PlanError(f"flops of {named(self.name)} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
-        checks.flag_fields(self, PlanError, "overlaps", "has_ragged")
+        checks.flag_fields(self, PlanError, "overlaps", "has_ragged", "holds_host_copies")
         if self.network is not None:
             checks.instance(self.network, CollectiveCostModel, "network", PlanError)
 
@@ -118,14 +125,18 @@ class Hardware:
 # 5.0 x16, 64 GB/s each way by its data sheet, of which copies of pinned memory reach 55 (55.6 in
 # NVIDIA's article on its NVbandwidth); of an A100, PCIe 4.0, half of that; of a TPU 15 GB/s a chip
 # ("How to Scale Your Model", chapter 2). A GH200's NVLink-C2C has 450 each way.
+def _tpu(name: str, flops: Mapping[int, float], bandwidth: float, memory: float) -> Hardware:
+    return Hardware(name, flops, bandwidth, memory, host_bandwidth=15e9, holds_host_copies=False)
+
+
 HARDWARE: dict[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
         Hardware("A100", {2: 312e12, 4: 156e12}, 2.039e12, 80e9, host_bandwidth=27.5e9),
         Hardware("H100", {2: 989.4e12, 4: 494.7e12}, 3.35e12, 80e9, host_bandwidth=55e9),
-        Hardware("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9, host_bandwidth=15e9),
-        Hardware("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9, host_bandwidth=15e9),
-        Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9, host_bandwidth=15e9),
+        _tpu("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9),
+        _tpu("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9),
+        _tpu("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9),
         # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
         # topology alone, "CPU devices" for those of one host, which share its memory and cores.
         Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False, has_ragged=False),

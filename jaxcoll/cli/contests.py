@@ -92,7 +92,7 @@ def _beside_log(log: str, given: dict[str, Any]) -> int:
     said = collective_of(log)
     kind = said if said and source("collective") is ParameterSource.DEFAULT else kinds[0]
     sizes = None if source("size") is ParameterSource.DEFAULT else given["size"]
-    own = own_times(log, kind, network.num_ranks, sizes)
+    own = own_times(log, kind, network.num_ranks, sizes, on=network)
     options = {name: given[name] for name in ("seed", "deadline")}
     with working("making schedules") as report:
         rows = [

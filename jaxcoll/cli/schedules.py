@@ -96,7 +96,12 @@ def order_line(execution: str | None) -> str:
     """The order by which times are computed, in a line; without a machine also how to give one."""
     from jaxcoll.simulation.execution_costs import costs_of, said_of
 
-    return f"times: {said_of(costs_of(execution))}{'' if execution else ' (--execution)'}"
+    costs = costs_of(execution)
+    if costs is None:
+        return f"times: {said_of(None)} (--execution)"
+    # The costs of measured machines are named after their backend.
+    machine = "" if execution in (costs.backend, "processes", "links") else f" ({execution})"
+    return f"times: {said_of(costs)}{machine}"
 
 
 class LinkModelName(click.ParamType):

@@ -141,6 +141,7 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "memory": float(hardware.memory),
         **({} if hardware.overlaps else {"overlaps": False}),
         **({} if hardware.has_ragged else {"has_ragged": False}),
+        **({} if hardware.holds_host_copies else {"holds_host_copies": False}),
         **(
             {}
             if hardware.host_bandwidth is None
@@ -388,11 +389,12 @@ def _read_hardware(value: object, where: str) -> Hardware:
     overlaps = fields.optional("overlaps", readers.flag) is not False
     has_ragged = fields.optional("has_ragged", readers.flag) is not False
     host = fields.optional("host_bandwidth", readers.number)
+    holds = fields.optional("holds_host_copies", readers.flag) is not False
     fields.end()
     rates = {int(size): rate for size, rate in pairs}
     return Hardware(
         name, rates, bandwidth, memory,
-        overlaps=overlaps, has_ragged=has_ragged, host_bandwidth=host,
+        overlaps=overlaps, has_ragged=has_ragged, host_bandwidth=host, holds_host_copies=holds,
     )  # fmt: skip
 
 

@@ -429,6 +429,11 @@ class Liveness:
             for span, begin, end, count in keeping.lived(found):
                 yield (keeping, span), begin, end, count
 
+    def rows(self, tensor: int) -> int:
+        """The number of iterations whose copies of a tensor wait together; 1 outside of loops."""
+        stack = self._stack(tensor)
+        return 1 if stack is None else stack.rows
+
     def _stack(self, tensor: int) -> Stack | None:
         """The stack in which all iterations of a body store a tensor for their mirror."""
         loops = self.graph.loops_around(tensor)

@@ -279,7 +279,12 @@ class Problem:
             return False
         if keeping.lacks(self.hardware):
             return False
-        return all(keeping.may_keep(self.graph, member.operator) for member in node.members)
+        operators = [member.operator for member in node.members]
+        if keeping.on_host and not self.hardware.holds_host_copies:
+            results = (use for index in operators for use in self.graph.operators[index].results)
+            if not all(self.graph.loops_around(use.tensor) for use in results):
+                return False
+        return all(keeping.may_keep(self.graph, index) for index in operators)
 
     def keeping_seconds(
         self, group: TensorGroup, keeping: Keeping, placements: Placements

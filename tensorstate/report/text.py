@@ -229,7 +229,8 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
         for reshard in reshards:
             group = problem.tensor_groups[reshard.group]
             placements = reshard.loop_resident or reshard.saved or reshard.produced_placements
-            nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
+            rows = 1 if group.is_input else problem.liveness.rows(group.tensors[0])
+            nbytes = reshard.multiplicity * rows * problem.local_bytes(group, placements)
             total += nbytes
             bytes_by_placements[placements_by_factor(problem, reshard, placements)] += nbytes
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])

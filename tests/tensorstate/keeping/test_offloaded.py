@@ -221,6 +221,28 @@ def test_what_is_small_is_never_offloaded():
     )
 
 
+def test_what_a_compiler_would_move_back_is_not_offloaded(small):
+    """XLA for TPUs keeps on the device what waits outside of loops; scans leave it on the host."""
+    assert not any(HARDWARE[f"TPU {name}"].holds_host_copies for name in ("v4", "v5e", "v5p"))
+    for name, waits in (("layers", False), ("a pair of scans", True)):
+        problem = problem_of(name)
+        moved = Problem(
+            problem.traced, NETWORK, dataclasses.replace(SLOW, holds_host_copies=False), 1
+        )
+        classes = range(len(problem.strategies))
+        assert any(problem.may_keep(class_id, OFFLOADED) for class_id in classes)
+        assert any(moved.may_keep(class_id, OFFLOADED) for class_id in classes) == waits
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_report_lists_as_much_as_waits_on_the_host(small, name):
+    """Of a scan that of all iterations."""
+    plan = searched(name, 0.6)
+    assert plan.cost.memory.host > 0
+    (line,) = (row for row in str(plan).splitlines() if row.startswith("activations offloaded"))
+    assert f"{size(plan.cost.memory.host)} per device" in line
+
+
 def test_hardware_without_the_rate_is_refused():
     asked: dict[str, Any] = {"mesh": LINE, "network": NETWORK, "hardware": "CPU"}
     expected = r"offload=True needs .* CPU does not say: give dataclasses.replace\(hardware, host_b"
