@@ -41,7 +41,7 @@ CASES = {
         lambda **given: list(validation.of_links(**given)), {"machine": "mi300x-host", "seed": 0}
     ),
     "validation.linked": (validation.linked, {"machine": "mi300x-host"}),
-    "validation.predictions": (validation.predictions, {"way": "ranks", "seed": 0}),
+    "validation.predictions": (validation.predictions, {"way": "sources", "seed": 0}),
     "validation.errors": (
         validation.errors, {"found": FEW, "by": ("machine", "size_class")}
     ),
