@@ -32,8 +32,6 @@ from jaxcoll.tune import Config
 # Bytes that a thread moves at once: two 8-byte words. A factor of alpha_1 that decides nothing.
 THREAD_BYTES = 16
 
-_RESOURCES = ("channels", "threads", "chunk_bytes")
-
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth:

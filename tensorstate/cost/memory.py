@@ -377,12 +377,17 @@ def bytes_by_group(
         reshards: the reshard plans of all tensors.
         kept: how nodes are kept.
     """
+    for number, plans in _by_group(reshards).items():
+        others = bytes_by_point(problem, number, decisions.strategies, plans, kept)
+        yield number, input_bytes(problem, plans), others
+
+
+def _by_group(reshards: Iterable[ReshardPlan]) -> dict[int, list[ReshardPlan]]:
+    """The reshard plans of each tensor group, by its number."""
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
         by_group[reshard.group].append(reshard)
-    for number, plans in by_group.items():
-        others = bytes_by_point(problem, number, decisions.strategies, plans, kept)
-        yield number, input_bytes(problem, plans), others
+    return by_group
 
 
 def bytes_at_peak(
@@ -410,11 +415,8 @@ def host_bytes(
         reshards: the reshard plans of all tensors.
         kept: how nodes are kept.
     """
-    by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
-    for reshard in reshards:
-        by_group[reshard.group].append(reshard)
     nbytes = np.zeros(len(problem.liveness.program_points))
-    for number, plans in by_group.items():
+    for number, plans in _by_group(reshards).items():
         stored = {r.keeping for r in plans if r.keeping.on_host and r.saved is not None}
         if not stored:
             continue

@@ -26,8 +26,6 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError, SearchWarning
 from jaxcoll.io.files import write_text
-from jaxcoll.orbits import OrbitSchedule
-from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -70,18 +68,12 @@ def measure(
     return {
         "/ bound": seconds / least,
         "us": seconds * 1e6,
-        "took": _taken(schedule),
+        "took": chosen_by_auto(schedule) or schedule.provenance.synthesizer,
         "chunks": schedule.collective.chunks_per_shard,
         "CPU s": spent,
         "GiB": peak / 2**30,
         "warned": any(issubclass(each.category, SearchWarning) for each in seen),
     }
-
-
-def _taken(schedule: Schedule | OrbitSchedule) -> str:
-    """The synthesizer that made a schedule, or whose schedule auto took."""
-    taken = chosen_by_auto(schedule) if isinstance(schedule, Schedule) else ""
-    return taken or schedule.provenance.synthesizer
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -41,6 +41,17 @@ def changed(plan: ts.Plan, changes: dict[int, int]) -> ts.Plan:
     return dataclasses.replace(plan, result=result)
 
 
+def class_of(plan: ts.Plan, name: str) -> int:
+    """The class of the argument with a name."""
+    (class_id,) = [
+        plan.graph.nodes[of_class[0]].class_id
+        for of_class in plan.graph.node_classes
+        if (tensor := plan.graph.nodes[of_class[0]].tensor) is not None
+        and plan.graph.tensors[tensor].name == name
+    ]
+    return class_id
+
+
 def axes_of(tree) -> list[list[set[str]]]:
     """By array the mesh axes of each dimension that has one; scalars are left out."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec))
@@ -92,12 +103,7 @@ def test_an_axis_that_shards_no_product_does_not_do_the_same():
     count = range(len(plan.decisions.strategies))
     whole = changed(plan, dict.fromkeys(count, 0))
     assert parallelism_name(whole.problem, whole.decisions, whole.cost) == "replicated"
-    (class_id,) = [
-        plan.graph.nodes[of_class[0]].class_id
-        for of_class in plan.graph.node_classes
-        if (tensor := plan.graph.nodes[of_class[0]].tensor) is not None
-        and plan.graph.tensors[tensor].name == "state/0/mu/up"
-    ]
+    class_id = class_of(plan, "state/0/mu/up")
     choices = plan.problem.strategies[class_id].all
     sharded = next(i for i, each in enumerate(choices) if each[0] >= 0)
     other = changed(whole, {class_id: sharded})
@@ -111,12 +117,7 @@ def test_an_axis_that_shards_no_product_does_not_do_the_same():
 def test_an_exception_is_said_in_the_name_and_in_the_sentence():
     """One moment of a plan that shards all: nothing else may be called ZeRO-3 alone."""
     plan = plan_of("fsdp")
-    (class_id,) = [
-        plan.graph.nodes[of_class[0]].class_id
-        for of_class in plan.graph.node_classes
-        if (tensor := plan.graph.nodes[of_class[0]].tensor) is not None
-        and plan.graph.tensors[tensor].name == "state/0/mu/up"
-    ]
+    class_id = class_of(plan, "state/0/mu/up")
     whole = plan.problem.strategies[class_id].all.index((-1,) * len(MESH))
     assert parallelism_name(plan.problem, plan.decisions, plan.cost).startswith("ZeRO-3 (FSDP) on")
     other = changed(plan, {class_id: whole})
