@@ -286,6 +286,7 @@ def test_explain_has_wires_and_unequal_slices(capsys, tmp_path):
     (row,) = as_json(capsys, "explain", "h100-host", *hosts[1:], "--wire", "float8_e4m3fn")["rows"]
     given = {"nbytes": 2**26, "topology": network, "execution": "gpu"}
     told = jc.explain_choice("psum", wire_dtype="float8_e4m3fn", **given)
+    assert told.then is not None
     assert row["runs"] == [told.chosen.name, told.then.chosen.name]
     assert row["seconds"] == told.seconds
     assert row["plain_seconds"] == jc.explain_choice("psum", **given).seconds

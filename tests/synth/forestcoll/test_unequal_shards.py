@@ -59,7 +59,7 @@ def test_they_are_as_fast_as_the_worst_cut_allows(topology, data):
         "reduce_scatter": (topology.transpose(),),
         "all_reduce": (topology, topology.transpose()),
     }[kind]
-    weights = unit.shares or (1,) * n
+    weights = shares if unit.shares else (1,) * n
     least = [slowest_cut(way, weights) / sum(weights) for way in ways]
     if kind == "all_gather" and chunks == best.k:
         assert steady_seconds(schedule) == least[0]
