@@ -198,19 +198,14 @@ def _by_connections(
     per_message = np.diff(first)
     whole = np.add.reduceat(part, first[:-1]) if len(part) else part
     ptr, link = schedule.edges.paths_of(edge)
-    rows = Flows(
-        *(ends[edge].astype(np.int64) for ends in (schedule.edges.src, schedule.edges.dst)),
-        edge.astype(np.int64),
-        np.repeat(messages.nbytes / np.maximum(whole, 1), per_message) * part,
-        ptr, link.astype(np.int64),
-    )  # fmt: skip
+    src, dst = (ends[edge].astype(np.int64) for ends in (schedule.edges.src, schedule.edges.dst))
+    nbytes = np.repeat(messages.nbytes / np.maximum(whole, 1), per_message) * part
+    rows = Flows(src, dst, edge.astype(np.int64), nbytes, ptr, link.astype(np.int64))
     needed = kernels.arrivals_needed(schedule.step_ptr, places)
     urgency = _urgency(schedule, places)
     start, end = run_when_ready(schedule.topology, rows, first, urgency, places, needed)
-    ends = tuple(
-        of.reduceat(each, first[:-1]) if len(each) else each
-        for of, each in ((np.minimum, start), (np.maximum, end))
-    )
+    at = first[:-1]
+    ends = np.minimum.reduceat(start, at), np.maximum.reduceat(end, at)
     return _of_flows(schedule, size, model, framing, costs, charge, messages, ends)
 
 
