@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -68,7 +67,7 @@ def probe(command, output, as_json) -> int:
     return 0
 
 
-def _become(command: Sequence[str], network: str) -> NoReturn:
+def _become(command: tuple[str, ...], network: str) -> NoReturn:
     """Replace this process by a program that finds the network in a file.
 
     Raises:

@@ -208,7 +208,7 @@ def costs_for(
         )
     if execution.backend != backend:
         raise CollectiveError(
-            f"the stated execution costs were measured on {execution.backend!r} "
+            f"the stated execution costs are for {execution.backend!r} "
             f"({execution.source}), but the mesh has devices of {backend!r}; state costs of "
             f"{backend!r}"
         )
