@@ -329,9 +329,7 @@ def _collective_of(text: object, topology: Topology) -> Collective:
             f"the traces hold a {type(what).__name__} where their collective is expected"
         )
     if what.num_ranks != topology.num_ranks:
-        raise FormatError(
-            f"the traces are of {what}, but {topology} has {topology.num_ranks} ranks"
-        )
+        raise FormatError(f"the traces hold {what}, but {topology} has {topology.num_ranks} ranks")
     return what
 
 

@@ -150,8 +150,8 @@ def _check(devices: Sequence[Any], processes: Sequence[int], per_process: Sequen
         )
     if len(processes) == 1:
         raise CollectiveError(
-            f"probe: all {len(devices)} devices are of one process: there are no links between "
-            "them, only its memory; start a process per machine and call "
+            f"probe: all {len(devices)} devices belong to one process: there are no links "
+            "between them, only its memory; start a process per machine and call "
             "jax.distributed.initialize()"
         )
     if jax.process_index() not in processes:

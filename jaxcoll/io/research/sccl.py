@@ -100,8 +100,8 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
     what = schedule.collective
     if what.kind not in _NAMES or what.is_grouped or what.shares is not None:
         raise FormatError(
-            f"the format holds {', '.join(_NAMES)} of all ranks with equal shards, got {what}; of "
-            "a reduction write the all_gather that it reverses"
+            f"the format holds {', '.join(_NAMES)} of all ranks with equal shards, got "
+            f"{what}; for a reduction, write the all_gather that it reverses"
         )
     if (schedule.edges.hops != 1).any():
         raise FormatError("the format has sends over single links, not over paths of several")
@@ -305,8 +305,8 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
     gpus = fields.take("gpus_per_node", readers.whole(1, 256))
     if "links" not in fields.left or "betas" not in fields.left:
         raise FormatError(
-            "the file has no links and betas: node_betas_list is of NDv2 and DGX-2, whose links "
-            "TACCL has in its program; give links, betas and invbws"
+            "the file has no links and betas: node_betas_list describes NDv2 and DGX-2, "
+            "whose links TACCL has in its program; give links, betas and invbws"
         )
     if hosts * gpus * gpus > _MOST_WIRES:
         raise FormatError(f"{hosts} hosts of {gpus} GPUs are more than are read")
