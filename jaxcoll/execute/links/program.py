@@ -15,9 +15,10 @@ step is counted before a row that leaves in between has left, and none after a r
 counted before the replacement has happened. Additions between two of these may come in any order,
 or, for sums in one order, in that of the rounds.
 
-A receiver can use each row of a message as soon as that has arrived. So those rows go first that it
-sends on soonest, and of these the ones that it sends in the longest message. On a 2x4 torus reduce_scatter
-by ``Ring2D`` takes two thirds of the time that it takes with rows in the order of their numbers.
+A receiver can use each row of a message as soon as the row has arrived. So the rows that it sends
+on soonest go first, and among these the ones that it sends in the longest message. On a 2x4 torus
+reduce_scatter by ``Ring2D`` takes two thirds of the time that it takes with rows in the order of
+their numbers.
 
 The table of a rank is a list of int32: rank, rows of the buffer, of the input and of the result;
 the buffer row of each row of the input and of the result; the links that leave and those that
