@@ -170,11 +170,11 @@ class QuickstartConfig:
         if sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"sizes must rise, got {self.sizes}")
         if self.topology.num_ranks < 2:
-            raise ConfigError("topology.sides must make two ranks at least, got one")
+            raise ConfigError("topology.sides must make at least two ranks, got one")
         if self.train.batch % self.topology.num_ranks:
             raise ConfigError(
-                f"train.batch is divided evenly: {self.train.batch} is not a multiple of "
-                f"{self.topology.num_ranks} ranks"
+                f"train.batch must be a multiple of the {self.topology.num_ranks} ranks, got "
+                f"{self.train.batch}"
             )
 
 

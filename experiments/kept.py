@@ -61,7 +61,7 @@ TUNER = (
     Part(
         "offline tuning and its tables",
         "tune/__init__.py tune/offline_tuner.py tune/table.py tune/table_file.py tune/trial.py "
-        "tune/in_use.py",
+        "tune/backend_space.py tune/in_use.py",
         "programs that run the same collectives for long, and `jaxcoll tune`",
         "AutoCCL's Figure 9, measured on CPU devices",
         "docs/experiments/autoccl-fig-9-measured.json",
@@ -81,6 +81,7 @@ TUNER = (
                 "__init__",
                 "online_tuner",
                 "leader",
+                "race",
                 "processes",
                 "preparation",
                 "programs",

@@ -28,7 +28,7 @@ def one_of(where: str, value: str, known: Collection[str]) -> None:
 def filled(where: str, values: Collection) -> None:
     """Refuses an empty collection, with a ``ConfigError``."""
     if not values:
-        raise ConfigError(f"needs {where}")
+        raise ConfigError(f"{where} must not be empty")
 
 
 def at_least(where: str, value: float, least: float) -> None:

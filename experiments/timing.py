@@ -192,7 +192,9 @@ def earlier(name: str, *, results: Path = RESULTS) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or not {"machine", "rows"} <= content.keys():
         raise ValueError(f"{path} holds no rows of a benchmark; remove it")
     if content["machine"] != describe_machine():
-        raise ValueError(f"{path} is of another machine; move it, or measure all rows again")
+        raise ValueError(
+            f"{path} was written on another machine; move it, or measure all rows again"
+        )
     return content["rows"]
 
 

@@ -74,27 +74,17 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-# Modules and folders that are meant to be used by their names. Those of experts have the names that
-# few programs need. A star import takes only the two that need neither jax nor Matplotlib.
+# Modules and folders that are meant to be used by their names; the second row is for experts. A
+# star import takes only two, which need neither jax nor Matplotlib.
 _STARRED = ("synth", "topologies")
 _MODULES = (
     *("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune"),
-    *("bounds", "calibration", "compact", "comparison", "contest", "errors"),
-    *("expectation", "grid"),
-    *(
-        "measured",
-        "mesh",
-        "orbits",
-        "paths",
-        "prove",
-        "schedule",
-        "simulation",
-        "trees",
-        "validation",
-    ),
+    *("bounds", "calibration", "compact", "comparison", "contest", "errors", "expectation", "grid"),
+    *("measured", "mesh", "orbits", "paths", "prove", "schedule", "simulation", "trees"),
+    "validation",
 )
 
-# Until 0.3: names that stood here up to 0.2, by the module that they are to be taken from.
+# Names that were public here up to 0.2, by the module that has them. They go in 0.3.
 _MOVED = {
     "bounds": ("Bound", "Optimum", "cut_bound", "ideal", "lower_bounds", "optimum", "step_bound"),
     "calibration": ("Calibration",),
@@ -205,8 +195,8 @@ if TYPE_CHECKING:
     from jaxcoll.verifier import verify as verify
 
 
-# Packages that a name needs and the library does not. Errors name them and not the extras, for pip
-# would look for "jaxcoll[draw]" in an index, which a checkout or a wheel has not come from.
+# Packages that a name needs and the library does not. Errors name the package and not the extra:
+# pip would look for "jaxcoll[draw]" in an index, but a checkout or a wheel did not come from one.
 _PACKAGES = {"draw": "matplotlib", "optax": "optax"}
 
 
@@ -226,7 +216,8 @@ def __getattr__(name: str) -> Any:
             stacklevel=2,
         )
         return getattr(importlib.import_module(module), name)
-    # Modules and folders, when first used: aot, execute and tune need jax, draw Matplotlib.
+    # Modules and folders load when they are first used: aot, execute and tune need jax, draw
+    # Matplotlib.
     if not name.startswith("_") and importlib.util.find_spec(f"jaxcoll.{name}") is not None:
         return _loaded(name, f"jaxcoll.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -444,7 +444,10 @@ class Collective:
             CollectiveError: no kind is the dual of this one.
         """
         if self.traits.dual_name is None:
-            raise CollectiveError(f"{self.kind} has no dual: no kind is what it is, run backwards")
+            raise CollectiveError(
+                f"{self.kind} has no dual: run backwards, it is none of the known kinds of "
+                "collectives"
+            )
         pairs = self.pair_shares
         shares = self.shares if pairs is None else pairs.transposed()
         return dataclasses.replace(self, kind=self.traits.dual_name, shares=shares)

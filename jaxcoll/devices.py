@@ -117,7 +117,8 @@ def _coordinates(devices: list, cored: bool) -> np.ndarray:
     dimensions = {None if place is None else len(place) for place in places}
     if len(dimensions) > 1:
         raise TopologyError(
-            f"all devices or none need coordinates, of as many dimensions; got {places[:8]}"
+            "either all devices or none must have coordinates, of the same number of "
+            f"dimensions; got {places[:8]}"
         )
     coords = np.asarray(places, dtype=np.int64)
     cores = np.asarray([int(getattr(device, "core_on_chip", 0)) for device in devices])

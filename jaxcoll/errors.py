@@ -30,7 +30,7 @@ def shown(value: object) -> str:
     line breaks.
     """
     try:
-        # Of long text the beginning alone, since what is not trusted may be as long as a file.
+        # Only the beginning of long text, since what is not trusted may be as long as a file.
         # Fractions as numbers are typed: 1/3, not Fraction(1, 3).
         is_text = isinstance(value, (str, bytes))
         text = (

@@ -118,8 +118,8 @@ def check_claims(where: str, ranks: int, chunks: int, deliveries: int, sends: in
     least = max(deliveries, chunks // 2)
     if ranks * chunks > MAX_FREE and sends < least:
         raise FormatError(
-            f"{where} claims {chunks} chunks on {ranks} ranks and holds {sends} sends, of which "
-            f"every schedule has at least {least}: it is cut short or made up"
+            f"{where} claims {chunks} chunks on {ranks} ranks and holds {sends} sends, "
+            f"where every schedule has at least {least}: it is cut short or made up"
         )
 
 
@@ -326,7 +326,8 @@ def encode(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         if set(value) == {_FRACTION_KEY}:
             raise FormatError(
-                f"{where}: the key {_FRACTION_KEY!r} alone is how a rational is written"
+                f"{where}: a mapping with the key {_FRACTION_KEY!r} alone stands for a rational "
+                "number; name the key otherwise"
             )
         return {key: encode(item, within(where, key), depth + 1) for key, item in value.items()}
     raise FormatError(

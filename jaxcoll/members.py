@@ -121,11 +121,11 @@ def side_by_side(
 
 
 def beside_lone_ranks(found: Schedule, whole: Collective) -> Schedule:
-    """A schedule of groups, as one of them and groups of one rank, in which there is nothing to do.
+    """A schedule of groups, extended by groups of one rank, in which there is nothing to do.
 
     Args:
-        found: groups of several ranks that were found, in their order.
-        whole: with as many chunks per shard.
+        found: a schedule of the groups of several ranks, in their order.
+        whole: the collective of all groups, with as many chunks per shard.
     """
     moved = _first_chunks(whole, found.collective.groups) - found.collective.chunk_ptr[:-1]
     chunk = found.chunk + moved[found.collective.group_of_chunk[found.chunk]]

@@ -224,7 +224,7 @@ def _distances(topology: Topology) -> np.ndarray:
     """Seconds that a message takes from rank to rank, float64 of shape (ranks, ranks)."""
     seconds = topology.alpha + MESSAGE_BYTES / topology.bandwidth
     shape = (topology.num_vertices, topology.num_vertices)
-    # Of parallel links the fastest counts; a sparse matrix would add them.
+    # The fastest of parallel links counts; a sparse matrix would add them.
     order = np.lexsort((seconds, topology.dst, topology.src))
     ends = np.stack([topology.src, topology.dst])[:, order]
     first = np.ones(len(order), bool)

@@ -129,7 +129,10 @@ class Topology(Links):
         checks.instance(self.in_network, InNetwork, "in_network", TopologyError)
         self.in_network.check(self.num_ranks, self.num_vertices)
         if not all(self.in_network.kept_by(generators)):
-            raise TopologyError("a generator must map switches that copy or add onto their like")
+            raise TopologyError(
+                "a generator must take switches that copy to switches that copy, and those "
+                "that add to those that add"
+            )
         # Last, since it is what takes longest.
         if not self.allow_unreachable:
             self.check_connected()

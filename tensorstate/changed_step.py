@@ -107,7 +107,7 @@ def adapt(
 
 
 def _renamed(content: PlanFile, graph: Graph) -> dict[str, str]:
-    """By name of an argument of the plan its name in the step, where all keep their places."""
+    """The names of the plan's arguments in the step, if all arguments keep their places."""
     names = [graph.tensors[index].name for index in graph.inputs]
     planned = [*dict.fromkeys(leaf.name.partition("/")[0] for leaf in content.inputs)]
     given = [*dict.fromkeys(name.partition("/")[0] for name in names)]
@@ -121,7 +121,7 @@ def _pins(
     hardware: Hardware,
     renamed: dict[str, str],
 ) -> dict[str, Spec]:
-    """By name the shardings of arguments that are the plan's, or like it in another layer."""
+    """The shardings of arguments by name: the plan's own, or those of the same in another layer."""
     by_name: dict[str, Spec] = {}
     by_pattern: dict[str, Counter[Spec]] = defaultdict(Counter)
     for leaf in content.inputs:
@@ -176,7 +176,7 @@ def _aligned(planned: Sequence, given: Sequence) -> list[tuple[int, int]]:
 def _planned(
     content: PlanFile, graph: Graph, pairs: Sequence[tuple[int, int]]
 ) -> dict[int, set[Strategy]]:
-    """By class the strategies that the plan has for operators of it."""
+    """The strategies that the plan has for the operators of each class."""
     class_of = {m.operator: node.class_id for node in graph.nodes for m in node.members}
     found: dict[int, set[Strategy]] = defaultdict(set)
     for planned, given in _of_equal_labels(content, graph, pairs):

@@ -319,7 +319,10 @@ class ScheduleCosts(CollectiveCostModel):
                 reasons.append(f"{synthesizer.name}: {error}")
         if not schedules:
             name = self.mesh.names[axis]
-            raise PlanError(f"no {kind} along mesh axis {checks.shown(name)}: {'; '.join(reasons)}")
+            raise PlanError(
+                f"no schedule was found for {kind} along mesh axis {checks.shown(name)}: "
+                f"{'; '.join(reasons)}"
+            )
         return tuple(schedules)
 
 

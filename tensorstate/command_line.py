@@ -1,6 +1,7 @@
 """``jaxcoll plan``: the placements of a training step's tensors, on the command line.
 
-jaxcoll's command line finds this by its name, as jaxcoll stands below tensorstate.
+The command line of jaxcoll loads this module by its name, because jaxcoll may not import
+tensorstate.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import click
 
 from jaxcoll.cli.compiling import arguments_of
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import NetworkName, named_network
 from jaxcoll.cli.objects import load_function, said_of
-from jaxcoll.cli.quantities import SIZE, after_failures, failure_options, print_json
+from jaxcoll.cli.quantities import SIZE, print_json
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
@@ -54,14 +56,14 @@ def plan(function, shapes, mesh, network, maker, as_json, **options) -> int:
     output, beside = (options.pop(name) for name in ("output", "beside"))
     check_target(output, suffix=".html")
     if beside and not output:
-        raise click.UsageError("two plans stand side by side on a page; add -o plan.html")
+        raise click.UsageError("two plans can only be compared on a page; add -o plan.html")
     topology = named_network(network) if network else None
     if topology is None:
-        raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
+        raise click.UsageError("a plan needs a network that prices it; add --network torus:2x4")
     topology = after_failures(
         topology, *(options.pop(name) for name in ("without", "slow", "in_network"))
     )
-    # Here, since they load JAX: errors above come at once.
+    # Imported here, because they load JAX: the errors above come at once.
     import tensorstate
     from tensorstate.hardware import HARDWARE
 
@@ -75,7 +77,7 @@ def plan(function, shapes, mesh, network, maker, as_json, **options) -> int:
         raise click.UsageError(f"no strategy is called {min(unknown)[:40]!r}; known: {known}")
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
-        # Of an unrolled scan some layers may be recomputed, or offloaded, and others saved.
+        # Only the layers of an unrolled scan can be kept in different ways: some saved, others not.
         loops = "unroll" if options["recompute"] or options["offload"] else "keep"
         graph = tensorstate.trace(step, arguments, loops=loops)
     with working("searching") as report:

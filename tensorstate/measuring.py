@@ -5,11 +5,11 @@ virtual devices of one CPU do, each is as fast as its share.
 
 - A product of square matrices and an addition to a long vector grow until a call takes
   ``_LONG_ENOUGH``; the time of a program that does nothing is subtracted.
-- A collective of ``jax.lax`` runs along every axis of the mesh, in all its groups at once, at the
-  sizes of ``SIZES``. One of few bytes runs several times in a program, each on the result of the
-  one before: that is what it costs within a step.
+- Each collective of ``jax.lax`` runs along every axis of the mesh, in all groups at once, at the
+  sizes of ``SIZES``. With few bytes it runs several times in a program, each time on the result of
+  the run before, because that is what it costs within a step.
 
-All programs are called in alternation, so that other load on the machine meets all of them.
+All programs are called in alternation, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 21, 1 << 24)
 # Times that a collective runs in a program, by its size.
 _TIMES = (16, 8, 4, 1, 1)
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
-# A call of so many seconds is long beside the clock and the start of a program.
+# A call of this many seconds is long compared with the clock and the start of a program.
 _LONG_ENOUGH = 5e-3
 _SMALLEST_SIDE, _LARGEST_SIDE = 128, 1 << 14
 # Bytes of the vector, and the most of a device's memory. An H200 adds to 256 MiB in 0.1 ms, no
@@ -55,7 +55,7 @@ _SHORTEST, _LONGEST, _MOST_OF_MEMORY = 1 << 18, 1 << 33, 8
 _MOST_ON_HOST = 1 << 25  # elements of an operand that is made there
 _MOST_BYTES = 1 << 20  # of a file
 
-# By name in ``jax.lax``.
+# The call of each collective, by its name in ``jax.lax``.
 _LAX: dict[str | None, Callable[[Any, str], Any]] = {
     "all_gather": lambda v, axis: lax.all_gather(v, axis, tiled=True),
     "psum_scatter": lambda v, axis: lax.psum_scatter(v, axis, tiled=True),
@@ -91,15 +91,16 @@ def measured(
     seconds: float,
     progress: Wanted,
 ) -> Rates:
-    """Measures the devices of a mesh, or finds them in a file; see ``Hardware.measure``."""
+    """The rates of a mesh's devices, from a file or measured now; see ``Hardware.measure``."""
     checks.instance(mesh, Mesh, "mesh", PlanError)
     limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
     seconds = checks.between(seconds, "seconds", PlanError, **limits)
     checked(progress, PlanError)
     if jax.process_count() > 1:
         raise PlanError(
-            "devices are measured in one process, since all processes must plan by the same; "
-            "measure one host alone, and state Hardware and the network in every process"
+            "devices are measured in one process, since all processes must plan with the "
+            "same rates; measure one host alone, and state Hardware and the network in "
+            "every process"
         )
     axes = {str(name): size for name, size in mesh.shape.items()}
     sides = "x".join(f"{name}={size}" for name, size in axes.items())
@@ -107,7 +108,7 @@ def measured(
     kept = {} if cache is None else load_usable(cache, loads, "the measured rates", _MOST_BYTES)
     if kept is not None and place in kept:
         return kept[place]
-    # Of Auto axes, whatever those of the given mesh are: jax.lax runs by its own names here.
+    # Its axes are Auto, whatever those of the given mesh are: only names and devices matter here.
     plain = Mesh(mesh.devices, mesh.axis_names)
     with reporting(progress, "measuring", PlanError) as report:
         found = _measured(plain, axes, time.monotonic() + seconds, report)
@@ -141,8 +142,9 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
     add("nothing", _call(mesh, lambda v: v + 1, (1,), jnp.float32))
     sides = {}
     for itemsize, dtype in types.items():
-        grown = _product, _SMALLEST_SIDE, _LARGEST_SIDE
-        call, sides[itemsize] = _long_enough(mesh, dtype, *grown, until)
+        call, sides[itemsize] = _long_enough(
+            mesh, dtype, _product, _SMALLEST_SIDE, _LARGEST_SIDE, until
+        )
         add(itemsize, call)
     memory = _memory(mesh.devices.flat[0])
     longest = min(_LONGEST, int(memory) // _MOST_OF_MEMORY)
@@ -158,7 +160,7 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
     taken = measured_costs.net_medians(calls, "nothing", until)
     collectives = {
         (kind, axis): tuple(
-            # More bytes never take less: a clock that says so saw noise.
+            # More bytes never take less time: where the clock says so, it saw noise.
             np.maximum.accumulate(
                 [taken[kind, axis, s] / t for s, t in zip(SIZES, _TIMES, strict=True)]
             ).tolist()
@@ -205,8 +207,8 @@ def _along(kind: str, axis: str, times: int) -> Callable:
 
 
 def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> measured_costs.Call:
-    """A compiled program on an operand of this shape on every device; it ran once."""
-    # Along the first dimension on all axes: every device has a block of ``shape``.
+    """A compiled program on an operand of this shape on every device; it has run once."""
+    # Sharded along its first dimension over all axes: every device has a block of ``shape``.
     spec = PartitionSpec(mesh.axis_names)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     whole = (shape[0] * mesh.size, *shape[1:])
@@ -306,7 +308,8 @@ def _rates(given: object, place: str) -> Rates:
     wanted = {(kind, axis) for kind in KINDS for axis, size in axes.items() if size > 1}
     if sizes != list(SIZES) or set(collectives) != wanted or not flops:
         raise FormatError(
-            f"rates of {readers.glimpse(place)} are of other sizes or collectives; measure again"
+            f"rates of {readers.glimpse(place)} were measured at other sizes or of other "
+            "collectives; measure again"
         )
     return Rates(
         name,
@@ -320,7 +323,9 @@ def _rates(given: object, place: str) -> Rates:
 
 def _itemsize(key: str) -> int:
     if key not in ("2", "4", "8"):
-        raise FormatError(f"flops are by 2, 4 or 8 bytes per element, got {readers.glimpse(key)}")
+        raise FormatError(
+            f"the keys of flops must be 2, 4 or 8 bytes per element, got {readers.glimpse(key)}"
+        )
     return int(key)
 
 

@@ -238,13 +238,13 @@ class Plan:
                 of tuples of names, as ``nn.get_partition_spec(variables)`` and
                 ``nnx.get_partition_spec(state)`` give them. They are for all arguments whose paths
                 end in theirs: also for moments of an optimizer.
-            solver: that searches the best plan under the rules; ``Auto`` by default.
+            solver: the solver that searches the best plan under the rules; ``Auto`` by default.
 
         Raises:
             PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
-        # Rules say less than a plan: the best plan under them is searched, and its loss told.
+        # Rules say less than a plan, so the best plan under them is searched, and its loss stated.
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
@@ -298,8 +298,8 @@ class Plan:
         """Refuse a function that is not the planned step."""
         if step_fn is None:
             return
-        # By what a file keeps of a step: the texts of its operators, and shapes and names of its
-        # arguments. Two traces of one function are never the same object.
+        # Two traces of one function are never the same object, so what a file keeps of a step is
+        # compared: the texts of its operators, and the shapes and names of its arguments.
         content = plan_file(self.problem, self.result, self.options)
         loops, padding = self.graph.loop_form, self.graph.padding
         sizes = {} if padding is None else padding.sizes
@@ -322,8 +322,8 @@ class Plan:
 
         Args:
             args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
-                abstract arguments with which it was traced. Or a step that is compiled or lowered
-                already, alone.
+                abstract arguments with which it was traced. A step that is already compiled or
+                lowered may be given instead, as the only argument.
             mesh: as for ``apply``.
             step: another form of the step on the plan's mesh: ``plan.constrain()``, or the step
                 under ``jax.jit`` with the plan's shardings; also lowered or compiled.
@@ -341,7 +341,7 @@ class Plan:
         if not isinstance(made, COMPILED):
             made = made.lower(*(args or abstract_args(self.graph)))
         compiled = made.compile() if isinstance(made, jax.stages.Lowered) else made
-        # XLA for CPUs overlaps nothing, so that nothing is held ahead there, whatever was planned.
+        # XLA for CPUs overlaps nothing, so it holds nothing ahead of time, whatever was planned.
         (sharding, *_) = jax.tree.leaves(compiled.input_shardings) or [None]
         on_cpu = sharding is None or next(iter(sharding.device_set)).platform == "cpu"
         held = 0.0 if on_cpu else self.timeline.held
@@ -363,7 +363,7 @@ class Plan:
         """The plan beside the best plans of baselines, under the same limit.
 
         They have as many microbatches, no pipeline stages, and may keep tensors as the plan may.
-        What does not fit says so in its row, which is that of the baseline's best plan without a
+        A baseline that does not fit says so in its row, which then shows its best plan without a
         limit.
 
         Args:
@@ -414,7 +414,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-# Of the baselines of a comparison, each within the limit: a table takes minutes at most.
+# The solver of a comparison's baselines. Its time limit keeps a table within minutes.
 COMPARED = Milp(gap=1e-3, time_limit=20.0)
 
 
@@ -458,14 +458,14 @@ def solve_baseline(
 
 
 def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
-    """A baseline's best plan; if none fits that without a limit."""
+    """A baseline's best plan within the limit, or without it if no plan fits."""
 
     def solve(strategies: CandidateStrategies, options: SearchOptions) -> SearchResult:
         # The least memory is not searched: the row of the table says that nothing fits.
         asked = Question(problem, strategies, options)
         found = solve_within_limit(asked, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):
-            raise PlanError(f"{name} was found no plan that fits")
+            raise PlanError(f"no plan of {name} fits into the memory")
         return found
 
     strategies, found = best_baseline(problem, name, options, solve, or_free=True)
@@ -480,7 +480,9 @@ def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     """
     checks.instance(plan, Plan, "plan", PlanError)
     checks.instance(network, CollectiveCostModel, "network", PlanError)
-    # Strategies are by mesh axis: on other axes they mean nothing.
+    # A strategy has a placement per mesh axis, so on other axes it would mean nothing.
     if network.mesh != plan.problem.mesh:
-        raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
+        raise PlanError(
+            f"the plan is for {plan.problem.mesh}, but the network is for {network.mesh}"
+        )
     return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -124,7 +124,9 @@ class SavedPlan:
         checks.instance(network, CollectiveCostModel, "network", PlanError)
         checks.instance(hardware, Hardware, "hardware", PlanError)
         if network.mesh != content.mesh:
-            raise PlanError(f"the plan is for {content.mesh}, the network prices {network.mesh}")
+            raise PlanError(
+                f"the plan is for {content.mesh}, but the network prices {network.mesh}"
+            )
         return network, hardware
 
     def __str__(self) -> str:

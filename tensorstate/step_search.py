@@ -360,6 +360,7 @@ def _network(
     given = checks.instance(network, CollectiveCostModel, "network", PlanError)
     if given.mesh != mesh:
         raise PlanError(
-            f"the network prices a mesh of {given.mesh.text}, the plan is for one of {mesh.text}"
+            f"the network prices a mesh of {given.mesh.text}, but the plan is for one of "
+            f"{mesh.text}"
         )
     return given

@@ -276,7 +276,7 @@ def test_times_that_no_logarithm_shows_are_refused(drawn):
         ({}, "to draw"),
         ({"one": []}, "to draw"),
         ({"one": [(0.0, 1.0)]}, "a number of one"),
-        ({"one": [(1.0,)]}, "of one are pairs of numbers"),
+        ({"one": [(1.0,)]}, "of one must be pairs of numbers"),
         ([1.0], "points|curves"),
     ):
         with pytest.raises(jc.errors.FormatError, match=said):

@@ -47,7 +47,7 @@ class CurveConfig:
 
     def __post_init__(self) -> None:
         if {self.varied, *self.fixed} != RESOURCES.keys() or self.varied in self.fixed:
-            raise ConfigError(f"a curve varies one of {', '.join(RESOURCES)} and fixes the others")
+            raise ConfigError(f"a curve must vary one of {', '.join(RESOURCES)} and fix the others")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Config(StudyConfig):
         for name in (*named, *(level.default for level in self.interference.values())):
             if name not in self.points:
                 raise ConfigError(
-                    f"ratios and interference name {name!r}, which is none of the points"
+                    f"ratios and interference name {name!r}, which is not one of the points"
                 )
 
 

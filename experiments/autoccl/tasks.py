@@ -49,8 +49,8 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         if self.layers % self.stages or self.global_samples % (self.samples * self.replicas):
             raise ConfigError(
-                "models: layers must be a multiple of stages, and global_samples of samples times "
-                "replicas"
+                "models: layers must be a multiple of stages, and global_samples a multiple of "
+                "samples times replicas"
             )
 
     @property
@@ -221,7 +221,7 @@ class SpacesConfig(StudyConfig):
 
     def __post_init__(self) -> None:
         if len(self.printed) != len(TABLE_2):
-            raise ConfigError(f"printed must be {len(TABLE_2)} numbers of values")
+            raise ConfigError(f"printed must have {len(TABLE_2)} numbers, got {len(self.printed)}")
         for value in (*self.megabytes, *self.groups):
             at_least("megabytes and groups", value, 1)
 

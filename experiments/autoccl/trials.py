@@ -74,10 +74,10 @@ class SpaceConfig:
         for name in self.implementations:
             if len(name.split()) != 2:
                 raise ConfigError(
-                    f"space.implementations are an algorithm and a lowering, got {name!r}"
+                    f"space.implementations must be an algorithm and a lowering each, got {name!r}"
                 )
         if self.parts[:1] != (1,):
-            raise ConfigError(f"space.parts begin with 1, which is the default's, got {self.parts}")
+            raise ConfigError(f"space.parts must begin with 1, the default, got {self.parts}")
 
     def space(self) -> Space:
         """The same space for every task, so that one configuration can run all of them."""
@@ -124,7 +124,7 @@ class Setting:
 def check_product(sides: Product) -> None:
     """Refuses what are not m, k and n, with a ``ConfigError``."""
     if len(sides) not in (0, 3):
-        raise ConfigError(f"a product has sides m, k and n, or none, got {sides}")
+        raise ConfigError(f"a product must have the sides m, k and n, or none, got {sides}")
     for side in sides:
         at_least("a side of a product", side, 1)
 

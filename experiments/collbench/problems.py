@@ -17,6 +17,7 @@ from experiments.study import ConfigError
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.bounds.times import Bound
+from jaxcoll.kinds import names_in
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import ExecutionCosts, simulate
 from jaxcoll.simulation.execution_order import LINKS, ROUNDS, STEPS
@@ -85,7 +86,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "dragonfly-4x4": lambda: topologies.dragonfly(4, 4),
 }
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = tuple(names_in("lax"))
 SIZES: Mapping[str, int] = {"64KiB": 2**16, "4MiB": 2**22, "256MiB": 2**28}
 ORDERS: Mapping[str, ExecutionCosts] = {
     order.name: ExecutionCosts("gpu", 0.0, 0.0, 0.0, 0.0, order=order)
@@ -136,8 +137,8 @@ def meant_by(stem: str) -> list[Problem]:
     parts = stem.split(".")
     if not 2 <= len(parts) <= 4:
         raise ConfigError(
-            f"a file is called NETWORK.COLLECTIVE[.SIZE[.ORDER]], as torus-4x4.all_reduce.4MiB; "
-            f"got {stem!r}"
+            "a file must be named NETWORK.COLLECTIVE[.SIZE[.ORDER]], as in "
+            f"torus-4x4.all_reduce.4MiB; got {stem!r}"
         )
     for part, (what, known) in zip(parts, _PARTS, strict=False):
         if part not in known:

@@ -245,7 +245,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent ours takes less time, on average over a panel's models."""
+    """The percentage by which ours takes less time, on average over a panel's models."""
 
     panel: str
     # "all_reduces", one of every layer's gradient, or "iteration"

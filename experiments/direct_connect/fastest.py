@@ -42,7 +42,10 @@ class Best(StudyConfig):
     def __post_init__(self) -> None:
         at_least("largest", self.largest, self.degree + 2)
         if any(not self.degree < n <= self.largest for n in self.sizes):
-            raise ConfigError(f"sizes are above degree {self.degree}, up to {self.largest}")
+            raise ConfigError(
+                f"sizes must be above degree {self.degree} and at most {self.largest}, got "
+                f"{self.sizes}"
+            )
 
 
 def kind(construction: Construction) -> str:

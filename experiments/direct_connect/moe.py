@@ -133,7 +133,7 @@ def operations(
     at_least("samples", samples, 1)
     at_least("value_bytes", value_bytes, 1)
     if not blocks:
-        raise ConfigError("a model needs blocks")
+        raise ConfigError("a model needs at least one block, got none")
     found: list[Operation] = []
     for block in blocks:
         forward = Compute(accelerator.seconds(block.products, samples))
@@ -237,7 +237,8 @@ class Config(StudyConfig):
             ):
                 if total % case.ranks:
                     raise ConfigError(
-                        f"{what} are shared out evenly; {case.ranks} ranks do not divide {total}"
+                        f"{what} must divide evenly among ranks, but {case.ranks} ranks do not "
+                        f"divide {total}"
                     )
 
 

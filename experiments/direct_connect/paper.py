@@ -36,7 +36,7 @@ class Printed:
         unknown = [column for column in self.printed if column not in ours]
         if unknown:
             raise ConfigError(
-                f"printed of {self.topology} has {unknown[0]!r}; known: {', '.join(ours)}"
+                f"printed for {self.topology} names {unknown[0]!r}; known: {', '.join(ours)}"
             )
         row = {}
         for column, value in ours.items():

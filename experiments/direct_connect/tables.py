@@ -89,7 +89,9 @@ class CubeOrTorus:
         whole = 2**self._bits if self.family == "hypercube" else self._side**2
         if self.ranks < 4 or whole != self.ranks:
             wanted = "a power of two" if self.family == "hypercube" else "a square"
-            raise ConfigError(f"ranks of a {self.family} must be {wanted} of 4 or more")
+            raise ConfigError(
+                f"ranks of a {self.family} must be {wanted} of at least 4, got {self.ranks}"
+            )
 
     @property
     def _bits(self) -> int:
@@ -130,7 +132,9 @@ class Table36(StudyConfig):
 
     def __post_init__(self) -> None:
         if not any(network.ranks <= self.largest for network in self.networks):
-            raise ConfigError(f"no network has at most largest = {self.largest} ranks")
+            raise ConfigError(
+                f"no network has at most {self.largest} ranks (largest); name a smaller one"
+            )
 
 
 def table_3_6(config: Table36) -> list[dict[str, Any]]:
@@ -373,7 +377,7 @@ def _ours(config: Frontiers, point: Point) -> dict[str, Any]:
         found, diameter, rate = built_cost(construction), digraph.diameter, None
         # The theorem that gives the cost, against the schedule: either may be wrong.
         if found != predicted(construction).cost:
-            raise CheckError(f"{point.topology} costs {found} as built, another than predicted")
+            raise CheckError(f"{point.topology} costs {found} as built, not what is predicted")
         if n <= config.most_rates or digraph.vertex_transitive:
             flow = digraph_flow(n, digraph.tails, digraph.heads, tolerance=config.tolerance)
             rate, gap = float(flow.lower), round(100 * flow.gap, 3)

@@ -41,7 +41,7 @@ PHASES = {kind.name: len(kind.phases) for kind in (_BOTH, *_BOTH.phases)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent the paper measures one to be faster than another."""
+    """The percentage by which the paper measures one to be faster than another."""
 
     # algorithm, than: which
     algorithm: Annotated[str, among(ALGORITHMS)]
@@ -64,7 +64,7 @@ class Testbed(StudyConfig):
             if claim.nbytes not in self.nbytes or any(
                 str(n) not in self.topologies for n in claim.ranks
             ):
-                raise ConfigError(f"claims are of sizes and ranks that are shown, got {claim}")
+                raise ConfigError(f"a claim must name sizes and ranks that are shown, got {claim}")
 
 
 def testbed(config: Testbed) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ HALVING, BFB, TWISTED = "halving and doubling", "BFB", "BFB, twisted"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerHalving(PaperValue):
-    """By how many percent BFB on the twisted hypercube is measured to be faster."""
+    """The percentage by which BFB on the twisted hypercube is measured to be faster."""
 
     nbytes: int  # size of the buffer
 
@@ -140,7 +140,7 @@ class Halving(StudyConfig):
 
     def __post_init__(self) -> None:
         if any(claim.nbytes not in self.nbytes for claim in self.claims):
-            raise ConfigError(f"claims are of sizes that are shown, {self.nbytes}")
+            raise ConfigError(f"a claim must name a size that is shown, one of {self.nbytes}")
 
 
 def halving(config: Halving) -> list[dict[str, Any]]:
@@ -215,10 +215,10 @@ class TorusHosts(StudyConfig):
     def __post_init__(self) -> None:
         for name in self.tori:
             if min(sides_of(name)) < 2:
-                raise ConfigError(f"sides of a torus are 2 or more, got {name!r}")
+                raise ConfigError(f"sides of a torus must be at least 2, got {name!r}")
         unknown = [c.torus for c in self.claims if c.torus not in (*self.tori, "all")]
         if unknown:
-            raise ConfigError(f"claims are of a torus that is shown, got {unknown[0]!r}")
+            raise ConfigError(f"a claim must name a torus that is shown, got {unknown[0]!r}")
 
 
 def sides_of(name: str) -> tuple[int, ...]:
@@ -226,7 +226,7 @@ def sides_of(name: str) -> tuple[int, ...]:
     try:
         return tuple(int(side) for side in name.split("x"))
     except ValueError as error:
-        raise ConfigError(f"a torus is written like 3x3x2, got {name!r}") from error
+        raise ConfigError(f"a torus is written as in 3x3x2, got {name!r}") from error
 
 
 def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:

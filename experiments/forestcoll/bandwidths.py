@@ -30,7 +30,7 @@ Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperGain(PaperValue):
-    """By how many percent the paper measured ForestColl to be faster."""
+    """The percentage by which the paper measured ForestColl to be faster."""
 
     # cluster, kind: of the panel
     cluster: str
@@ -74,7 +74,9 @@ class Bandwidths(StudyConfig):
 
     def __post_init__(self) -> None:
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
-            raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
+            raise ConfigError(
+                f"clusters and kinds must not be empty, and algorithms must have {OURS}"
+            )
 
 
 def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:

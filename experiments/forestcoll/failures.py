@@ -50,7 +50,7 @@ class Failures(StudyConfig):
 
     def __post_init__(self) -> None:
         if not (self.tori or self.hosts) or not self.failures:
-            raise ConfigError("needs networks and numbers of failures")
+            raise ConfigError("networks and numbers of failures must not be empty")
         for name, chunks in {**self.tori, **self.hosts}.items():
             at_least(f"chunks of {name}", chunks, 1)
 

@@ -176,7 +176,7 @@ def staged(topology: Topology) -> tuple[TreeFlow, dict[str, float]]:
         if flow is not None:
             watch.timed("counting links", flow.check_load)
             return flow, watch.seconds
-    raise ConfigError(f"{topology} is not hosts on rails, which this table is about")
+    raise ConfigError(f"this table is about hosts on rails, and {topology} is not such a network")
 
 
 def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -> TreeFlow | None:

@@ -137,7 +137,7 @@ def hamiltonian_cycle(rows: int, columns: int) -> tuple[int, ...]:
     Down the first column, then back up through the other columns row by row, to and fro.
     """
     if rows % 2 or columns < 2:
-        raise ValueError(f"the rows must be even and the columns several, got {rows}x{columns}")
+        raise ValueError(f"rows must be even and columns at least 2, got {rows}x{columns}")
     circle = [row * columns for row in range(rows)]
     for turn, row in enumerate(reversed(range(rows))):
         there = range(1, columns)
@@ -166,7 +166,7 @@ class Bandwidth(StudyConfig):
 
     def __post_init__(self) -> None:
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
-            raise ConfigError(f"needs networks, and sizes that rise, got {self.sizes}")
+            raise ConfigError(f"networks must not be empty, and sizes must rise, got {self.sizes}")
         at_least("sizes", self.sizes[0], 1)
 
 
@@ -301,10 +301,13 @@ class Scalability(StudyConfig):
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.columns):
-            raise ConfigError(f"needs as many rows as columns, got {self.rows}, {self.columns}")
+            raise ConfigError(
+                f"rows and columns must be equally many and not empty, got {self.rows}, "
+                f"{self.columns}"
+            )
         if any(side < 2 for side in self.rows + self.columns) or any(r % 2 for r in self.rows):
             raise ConfigError(
-                f"sides are at least 2 and rows even, got {self.rows}, {self.columns}"
+                f"sides must be at least 2 and rows even, got {self.rows}, {self.columns}"
             )
 
 

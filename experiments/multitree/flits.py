@@ -161,7 +161,9 @@ class Config(StudyConfig):
         if any(payload % FLIT_BYTES or payload < FLIT_BYTES for payload in self.payloads):
             raise ConfigError(f"payloads must be whole flits of {FLIT_BYTES}, got {self.payloads}")
         if self.sides[0] < 3:
-            raise ConfigError(f"a router's neighbours differ from sides of 3 on, got {self.sides}")
+            raise ConfigError(
+                f"sides must begin at 3, where all neighbours of a router differ, got {self.sides}"
+            )
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -259,9 +261,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
-            raise ConfigError(f"sides are two, of at least 2, the first even; got {self.sides}")
+            raise ConfigError(
+                f"sides must be two numbers of at least 2, the first even, got {self.sides}"
+            )
         if not self.models:
-            raise ConfigError("models must name at least one")
+            raise ConfigError("models must name at least one model")
 
     def workloads(self) -> dict[str, Workload]:
         """The workload of every model, by the name in its table."""
@@ -319,7 +323,7 @@ class Overlaps(StudyConfig):
 
     def __post_init__(self) -> None:
         if not self.overlaps:
-            raise ConfigError("overlaps must name at least one")
+            raise ConfigError("overlaps must name at least one way to overlap")
 
 
 def overlaps(config: Overlaps) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
+from jaxcoll.cli.failing import after_failures
 from jaxcoll.cli.networks import named_network
-from jaxcoll.cli.quantities import after_failures
 
 ROWS, FEATURES = 64, 256
 RATE = 0.1

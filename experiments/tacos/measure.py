@@ -64,7 +64,7 @@ class NetworkConfig:
                 *self.sides, alpha=self.alpha_us * 1e-6, bandwidth=bandwidth
             )
         except TypeError as error:
-            raise ConfigError(f"a {self.family} has other sides than {self.sides}") from error
+            raise ConfigError(f"a {self.family} cannot have the sides {self.sides}") from error
 
 
 def _dragonfly(routers: int, groups: int, *, alpha: float, bandwidth: tuple) -> Topology:
@@ -364,7 +364,9 @@ class Comparison(StudyConfig):
             unknown = {claim.of, claim.over} - {*self.algorithms, IDEAL}
             unknown |= {*claim.networks} - {*self.networks}
             if unknown:
-                raise ConfigError(f"a claim names {min(unknown)!r}, which is not compared here")
+                raise ConfigError(
+                    f"a claim names {min(unknown)!r}, which this study does not compare"
+                )
 
     def measure(self) -> tuple[list[Run], list[str]]:
         """The runs, and a line for each algorithm that is not defined on a network."""

@@ -101,7 +101,9 @@ class Synthesis(StudyConfig):
         for name in ("planar", "cubic"):
             sides = getattr(self, name)
             if len(sides) < 2 or sorted(set(sides)) != [*sides] or sides[0] < 2:
-                raise ConfigError(f"{name} must be two sides or more, rising, got {sides}")
+                raise ConfigError(
+                    f"{name} must have two or more rising sides of at least 2, got {sides}"
+                )
 
 
 def synthesis(config: Synthesis) -> list[Row]:

@@ -212,7 +212,9 @@ class Counted(StudyConfig):
 
     def __post_init__(self) -> None:
         if not self.models or len(self.axes) != 2:
-            raise ConfigError("needs models, and two axes: a data axis and a model axis")
+            raise ConfigError(
+                "models must not be empty, and axes must be two: a data axis and a model axis"
+            )
         for model in self.models:
             if model.global_batch % (model.microbatch_size * self.axes[0].devices):
                 raise ConfigError(

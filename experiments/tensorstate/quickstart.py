@@ -95,8 +95,8 @@ class Config:
     def __post_init__(self) -> None:
         if math.prod(self.mesh.values()) != self.topology.num_ranks:
             raise ConfigError(
-                f"mesh {dict(self.mesh)} has {math.prod(self.mesh.values())} devices, the topology "
-                f"{self.topology.num_ranks} ranks"
+                f"mesh {dict(self.mesh)} has {math.prod(self.mesh.values())} devices, but the "
+                f"topology has {self.topology.num_ranks} ranks"
             )
 
     @property

@@ -40,7 +40,9 @@ class Shape(abc.ABC):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, least = getattr(self, field.name), self.least.get(field.name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{field.name} must be an integer of at least {least}: {value!r}")
+                raise ValueError(
+                    f"{field.name} must be an integer of at least {least}, got {value!r}"
+                )
 
     @property
     @abc.abstractmethod

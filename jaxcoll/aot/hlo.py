@@ -146,7 +146,9 @@ class Module:
     def instructions(self, computation: str) -> tuple[Instruction, ...]:
         """The instructions of a computation that one of the module runs."""
         if computation not in self.computations:
-            raise FormatError(f"the module runs {shown(computation)}, which it does not hold")
+            raise FormatError(
+                f"the module calls the computation {shown(computation)}, which it does not contain"
+            )
         return self.computations[computation]
 
     def check_calls(self) -> None:
@@ -164,7 +166,7 @@ class Module:
                 written_out[name] = None
                 stack += [each for each in called if each not in written_out]
                 if any(written_out.get(each, 0) is None for each in called):
-                    raise FormatError(f"the computation {shown(name)} runs itself")
+                    raise FormatError(f"the computation {shown(name)} calls itself")
                 continue
             stack.pop()
             if written_out[name] is None:
@@ -174,8 +176,9 @@ class Module:
         count = written_out[self.entry] or 0
         if count > per_line * lines_of_text + free:
             raise FormatError(
-                f"its {lines_of_text} instructions run as {shown(count)} with every call written "
-                f"out; compilers write a computation for each call"
+                f"the module's {lines_of_text} instructions become {shown(count)} when every "
+                "call is expanded; give the text that XLA prints, where a computation stands "
+                "once and is called"
             )
 
 
@@ -210,7 +213,7 @@ def parse(text: str) -> Module:
     partitions = _PARTITIONS.search(first)
     count = int(partitions.group(1)) if partitions else 1
     if not 1 <= count <= _MOST_PARTITIONS:
-        raise FormatError(f"a module is for 1 to {_MOST_PARTITIONS} devices, not for {count}")
+        raise FormatError(f"a module runs on 1 to {_MOST_PARTITIONS} devices, got {count}")
     module = Module(computations, entry, count, "is_scheduled=true" in first)
     module.check_calls()
     return module
@@ -225,7 +228,7 @@ def _instruction(match: re.Match[str], number: int) -> Instruction:
     kind, call = rest[:end], rest[end:].lstrip()
     opening = call.find("(")
     if opening <= 0:
-        raise FormatError(f"line {number}: no opcode in {shown(rest)}")
+        raise FormatError(f"line {number}: expected an opcode in {shown(rest)}")
     closing = _end(call, opening + 1, ")")
     inside = call[opening + 1 : closing]
     opcode = call[:opening]
@@ -268,7 +271,7 @@ def _split(text: str) -> list[str]:
 def _array_bytes(dtype: str, sides: str) -> int:
     lengths = [side for side in sides.split(",") if side]
     if any(len(side) > _MOST_DIGITS for side in lengths):
-        raise FormatError(f"an array of sides {shown(sides)} is larger than any")
+        raise FormatError(f"an array of sides {shown(sides)} is larger than any that is read")
     count = math.prod(map(int, lengths))
     bits = 8 if dtype == "pred" else int(match.group(1)) if (match := _BITS.match(dtype)) else 0
     return -(-count * bits // 8)
@@ -309,7 +312,7 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
             return np.arange(devices)[None]
         rows = [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found.group(1))]
         if len({len(row) for row in rows}) > 1 or not rows[0]:
-            raise FormatError(f"groups of different sizes, or of none: {shown(text)}")
+            raise FormatError(f"groups must be equally large and not empty, got {shown(text)}")
         return np.array(rows)
     if found := _COUNTED.match(text):
         return _arranged(_iota(found.group(2), found.group(3)), found.group(1), 2)
@@ -335,13 +338,13 @@ def _iota(shape: str, order: str | None) -> np.ndarray:
     sides = _numbers(shape)
     count = math.prod(sides)
     if not 1 <= count <= _MOST_DEVICES or len(sides) > _MOST_AXES:
-        raise FormatError(f"groups are of 1 to {_MOST_DEVICES} devices, got {shown(shape)}")
+        raise FormatError(f"a group has 1 to {_MOST_DEVICES} devices, got the shape {shown(shape)}")
     places = np.arange(count).reshape(sides)
     if order is None:
         return places
     axes = _numbers(order)
     if sorted(axes) != list(range(len(sides))):
-        raise FormatError(f"the axes of {shown(shape)} have no order {shown(order)}")
+        raise FormatError(f"{shown(order)} is not an order of the axes of {shown(shape)}")
     return places.transpose(axes)
 
 
@@ -358,7 +361,10 @@ def _lines(axes: str, shape: str | None, order: str | None, along: str) -> np.nd
     names, sides = [*sizes], ",".join(sizes.values())
     lines = re.findall(r"'([^']+)'", along)
     if not {*lines} <= {*names} or len({*lines}) < len(lines):
-        raise FormatError(f"no lines along {shown(along)} of a mesh of {shown(axes)}")
+        raise FormatError(
+            f"a mesh of {shown(axes)} has no groups along {shown(along)}; expected names of "
+            "its axes, each once"
+        )
     chosen = [names.index(name) for name in lines]
     rest = [axis for axis in range(len(names)) if axis not in chosen]
     places = _iota(sides, None) if shape is None else _iota(shape, order)
@@ -371,5 +377,5 @@ def _lines(axes: str, shape: str | None, order: str | None, along: str) -> np.nd
 def _numbers(text: str) -> list[int]:
     numbers = [number for number in text.split(",") if number]
     if any(len(number) > _MOST_GROUP_DIGITS for number in numbers) or len(numbers) > _MOST_DEVICES:
-        raise FormatError(f"no devices are called {shown(text)}")
+        raise FormatError(f"expected numbers of devices such as 0,1,2, got {shown(text)}")
     return [int(number) for number in numbers]

@@ -135,7 +135,10 @@ def summarize(compiled: jax.stages.Compiled) -> Summary:
     checks.instance(compiled, jax.stages.Compiled, "compiled", FormatError)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if memory is None or text is None:
-        raise FormatError("this compiler shows neither HLO nor memory; only XLA's can be read")
+        raise FormatError(
+            "this compiler shows neither HLO nor memory; only programs that XLA compiled "
+            "can be read"
+        )
     return summarize_module(
         parse(text),
         temp_bytes=int(memory.temp_size_in_bytes),

@@ -180,7 +180,7 @@ class _Optimum:
 
         found = program.minimize(tolerance=_TOLERANCE)
         if found.status != Status.OPTIMAL:
-            raise TopologyError(f"the all_reduce program on {topology} ended {found.status}")
+            raise TopologyError(f"the all_reduce program on {topology} ended with {found.status}")
         self.values, self.worth = found.values, -found.duals
 
     def _add_flows(

@@ -238,7 +238,9 @@ def ports_of(topology: Topology, degree: int | None = None) -> int:
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     if not topology.is_direct:
-        raise TopologyError(f"T_L and T_B are of networks without switches, not of {topology}")
+        raise TopologyError(
+            f"T_L and T_B are defined for networks without switches, not for {topology}"
+        )
     if len(set(topology.exact_bandwidth)) > 1:
         low, high = min(topology.exact_bandwidth), max(topology.exact_bandwidth)
         raise TopologyError(

@@ -145,7 +145,7 @@ class OfGroups(Needs):
         return np.bincount(self.group[which], minlength=len(self.share))
 
     def _others(self, these: np.ndarray, those: np.ndarray) -> np.ndarray:
-        """Those of ``these`` ranks whose group has another rank of ``those``."""
+        """The ranks among ``these`` whose group has another rank among ``those``."""
         one = np.flatnonzero(these)
         return one[self._count(those)[self.group[one]] - those[one] > 0]
 

@@ -120,9 +120,11 @@ class Optimum:
         weight = sum(self.weights[r] for r in ranks)
         found = (ranks, weight, leaving, len(ranks) < topology.num_ranks)
         if found != (self.cut_ranks, self.cut_weight, self.cut_bandwidth, True):
-            raise TopologyError(f"the certificate is not one of {topology}: {self}")
+            raise TopologyError(f"the certificate does not belong to {topology}: {self}")
         if Fraction(weight) / leaving != self.inverse:
-            raise TopologyError(f"weight {weight} over {leaving} B/s is not {self.inverse}")
+            raise TopologyError(
+                f"the cut's weight {weight} over its {leaving} B/s is not the stated {self.inverse}"
+            )
 
     def __repr__(self) -> str:
         return (
@@ -380,8 +382,9 @@ def check_balanced(topology: Topology) -> None:
             name = f" ({topology.vertex_names[v]})" if topology.vertex_names else ""
             more = "enters" if surplus > 0 else "leaves"
             raise TopologyError(
-                f"{abs(surplus)} B/s more {more} {kind} {v}{name} than the other way; with "
-                f"switches both must be equal at every vertex: balanced(topology) trims links"
+                f"{kind} {v}{name} must have equal bandwidth in and out, as every vertex of a "
+                f"network with switches, but {abs(surplus)} B/s more {more} it; "
+                "balanced(topology) trims links"
             )
 
 

@@ -638,11 +638,11 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
     n = topology.num_ranks
     group = what.groups[0]
     if not _is_of_all(what):
-        raise CollectiveError("cuts are bounds for one group of all ranks")
+        raise CollectiveError("cuts bound one collective of all ranks, not several groups")
     if n == 1:
         return Bound(0.0, "cut", _NOTHING)
     if what.traits.moves:
-        raise CollectiveError(f"cuts bound no {what.kind}")
+        raise CollectiveError(f"cuts give no bound for {what.kind}")
     if what.traits.has_roots:
         cuts = (cut_bound(topology, each, nbytes) for each in what.for_each_root())
         return max(cuts, key=lambda b: b.time)

@@ -135,7 +135,7 @@ class Calibration:
             if (alpha, bandwidth) not in known:
                 raise TopologyError(
                     f"links of {1e6 * alpha:g} us and {bandwidth / 1e9:g} GB/s were not in the "
-                    "network that was calibrated; give one of the same kinds of links"
+                    "network that was calibrated; give a network whose links are of the same kinds"
                 )
         # Classes go by the speeds before the fit: links of one kind on the measured network are of
         # one kind on a larger network.
@@ -231,7 +231,7 @@ def _several(log: object) -> tuple:
     for each in given:
         checks.instance(each, (str, os.PathLike, Timings), "log", FormatError)
     if not given:
-        raise FormatError("calibrate takes a log at least, got an empty list")
+        raise FormatError("calibrate needs at least one log, got an empty list")
     return given
 
 
@@ -255,7 +255,7 @@ def _of_one_network(
     # One rank sends nothing, and times of several numbers of ranks are of several networks.
     if len(ranks) != 1 or ranks != expected or ranks == {1}:
         wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
-        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+        raise FormatError(f"expected a log of {wanted}, got {sorted(ranks)[:8]}")
     return rows
 
 
@@ -272,7 +272,7 @@ def _points(rows: Iterable[Timing]) -> list[Timing]:
     ]
     if len({point.nbytes for point in points}) < 2:
         raise FormatError(
-            f"a latency and a bandwidth need two sizes at least, got times of {len(points)}"
+            f"fitting a latency and a bandwidth needs times at two or more sizes, got {len(points)}"
         )
     return points
 

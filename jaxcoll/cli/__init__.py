@@ -6,12 +6,13 @@ the library itself is shown with its traceback, with exit code 70. ``--help`` an
 only the command that they are for, and no command loads NumPy before its arguments are read, so a
 wrong option is refused at once.
 
-- ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
+- ``quantities``: "256KiB", "0.5us" and "50GB/s", tables and JSON;
+- ``failing``: ``--without``, ``--slow`` and ``--in-network``;
 - ``networks``: "torus:4x4" and the other names;
 - ``files``: schedules and networks in every format;
 - ``objects``: the user's own functions and link models;
-- ``schedules``, ``exploring``, ``tuning``, ``measuring``, ``contests``, ``compiling``,
-  ``emulating``, ``doctor``: the commands.
+- ``schedules``, ``exploring``, ``comparing``, ``explaining``, ``tuning``, ``measuring``,
+  ``contests``, ``compiling``, ``emulating``, ``probing``, ``doctor``: the commands.
 
 It uses click, which is pure Python without dependencies (typer adds rich, shellingham and itself)
 and completes names and files for bash, zsh and fish.
@@ -43,14 +44,14 @@ COMMANDS = {
     "prove": ("jaxcoll.cli.schedules", "Prove a file by a second, independent checker."),
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
-    "compare": ("jaxcoll.cli.exploring", "All synthesizers on my network, in percent of a bound."),
-    "bound": ("jaxcoll.cli.exploring", "The time that no schedule can beat, and why."),
+    "compare": ("jaxcoll.cli.comparing", "All synthesizers on my network, in percent of a bound."),
+    "bound": ("jaxcoll.cli.comparing", "The time that no schedule can beat, and why."),
     "find": ("jaxcoll.cli.exploring", "Networks of a size and degree with the best schedules."),
     "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
     "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
     "measured": ("jaxcoll.cli.measuring", "Published times of real machines, with their sources."),
-    "explain": ("jaxcoll.cli.exploring", "Will schedules pay here? Inside JAX, and exported."),
+    "explain": ("jaxcoll.cli.explaining", "Will schedules pay here? Inside JAX, and exported."),
     "expect": ("jaxcoll.cli.measuring", "What my machine should reach, and what my log says."),
     "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
     "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),

@@ -44,8 +44,8 @@ def _held(machine: str, given: dict[str, Any]) -> int:
         if name not in _TAKEN and source(name) is not ParameterSource.DEFAULT:
             said = {"table": "from"}.get(name, name).replace("_", "-")
             raise click.UsageError(
-                f"--machine {machine} is a machine as it was measured; leave --{said} out, or name "
-                "the network in place of --machine"
+                f"--machine {machine} stands for a machine as it was measured; leave --{said} "
+                "out, or name the network in place of --machine"
             )
     with working("looking up what was measured"):
         held = jc.contest.contest(
@@ -83,12 +83,15 @@ def _beside_log(log: str, given: dict[str, Any]) -> int:
     for name in _NOT_BESIDE:
         if source(name) is not ParameterSource.DEFAULT:
             option = "--no-helpers" if name == "helpers" else f"--{name}"
-            raise click.UsageError(f"--measured is of all ranks link by link; leave {option} out")
+            raise click.UsageError(
+                "--measured compares collectives of all ranks, timed link by link; leave "
+                f"{option} out"
+            )
     if JAX_LAX in (given["only"] or ()):
-        raise click.UsageError(f"{JAX_LAX} is what --measured has; leave it out of --only")
+        raise click.UsageError(f"--measured includes {JAX_LAX} already; leave it out of --only")
     network, kinds = given["network"], given["collective"]
     if len(kinds) > 1:
-        raise click.UsageError(f"--measured is of one collective at a time, not of {len(kinds)}")
+        raise click.UsageError(f"--measured takes one collective at a time, got {len(kinds)}")
     said = collective_of(log)
     kind = said if said and source("collective") is ParameterSource.DEFAULT else kinds[0]
     sizes = None if source("size") is ParameterSource.DEFAULT else given["size"]

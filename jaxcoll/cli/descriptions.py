@@ -145,8 +145,8 @@ def described_network(
             raise click.UsageError(f"{path}: {EMPTY}")
         if any(completing.values()):
             called = ", ".join(each.called for each in DESCRIPTIONS.values())
-            raise click.UsageError(f"{NAMED} complete {called}; {path} is none of them")
-        raise click.UsageError(f"{path} describes no network that is read")
+            raise click.UsageError(f"{NAMED} only apply to {called}; {path} is none of them")
+        raise click.UsageError(f"{path} is not a description of a network that can be read")
     chosen = description
     given = _given(chosen, completing, *links)
     if text is not None:
@@ -165,7 +165,7 @@ def _given(
     given = {name: value for name, value in completing.items() if value is not None}
     for name in given:
         if name not in description.options:
-            raise click.UsageError(f"{called} says what it has without --{name}; leave it out")
+            raise click.UsageError(f"--{name} is already stated in {called}; leave it out")
     if "gpu" in given:
         given["gpu"] = given["gpu"].lower()
         kind, _, count = given["gpu"].rpartition(":")
@@ -178,10 +178,12 @@ def _given(
         ("--bandwidth", bandwidth, description.bandwidth),
     ):
         if values and not names:
-            raise click.UsageError(f"{called} states its links; leave {option} out")
+            raise click.UsageError(
+                f"the speeds of links are already stated in {called}; leave {option} out"
+            )
         if len(values) > len(names):
             raise click.UsageError(
-                f"{option} has at most {len(names)} values for {called}, those of "
+                f"{option} takes at most {len(names)} values for {called}, those of "
                 f"{' and '.join(names)}; got {len(values)}"
             )
         given |= dict(zip(names, values, strict=False))

@@ -100,8 +100,8 @@ def refuse_orbit(path: str) -> None:
     """
     if is_orbit(path):
         raise click.UsageError(
-            f"{path} has the sends of one rank; write those of all, and prove them: "
-            f"jaxcoll convert {path} all.json"
+            f"{path} holds the sends of one rank only; write those of all ranks, and prove "
+            f"that file: jaxcoll convert {path} all.json"
         )
 
 
@@ -118,12 +118,12 @@ def check_network(path: str, found: Any, network: Any) -> None:
     own = getattr(found, "topology", found)
     if network is not None and not isinstance(own, jc.Topology):
         raise click.UsageError(
-            f"{path} holds {kind_of(found)}s, which are of no network; leave --network out"
+            f"{path} holds {kind_of(found)}s, which do not depend on a network; leave --network out"
         )
     if network is not None and not network.has_links_of(own):
         raise click.UsageError(
-            f"{path} is of {own.name or 'a network of its own'}, not of {network.name}; leave "
-            "--network out"
+            f"{path} was made for {own.name or 'a network of its own'}, not for "
+            f"{network.name}; leave --network out"
         )
 
 
@@ -141,8 +141,8 @@ def format_of(path: str, wanted: str | None) -> str:
     found = [name for name, suffixes in FORMATS.items() if suffix in suffixes]
     if not found:
         raise click.UsageError(
-            f"the suffix of {path!r} says no format; end it with .json, .xml (MSCCL) or .txt "
-            "(MultiTree), or add --format"
+            f"the suffix of {path!r} names no format; end it with .json, .xml (MSCCL) or "
+            ".txt (MultiTree), or add --format"
         )
     return found[0]
 
@@ -164,7 +164,7 @@ def check_target(
     if path is None:
         return None
     if suffix and os.path.splitext(path)[1].lower() != suffix:
-        raise click.UsageError(f"{path!r} is to be a file that ends with {suffix}")
+        raise click.UsageError(f"expected a file that ends with {suffix}, got {path!r}")
     # Checked first, so that no search of minutes ends with this error.
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
@@ -179,8 +179,7 @@ def check_target(
     form = suffix or format_of(path, wanted)
     if path == "-" and as_json and form != "json":
         raise click.UsageError(
-            f"with --json there is nothing but JSON on stdout; leave it out, or write {form} to a "
-            "file"
+            f"with --json only JSON goes to stdout; leave it out, or write {form} to a file"
         )
     return form
 
@@ -233,7 +232,8 @@ def _check_held(obj: Any, form: str) -> None:
     }.get(what, isinstance(obj, kinds.get(what, ())))
     if not held:
         raise click.UsageError(
-            f"{form} holds {what}, not {kind_of(obj)}s; type --format json, or another"
+            f"the format {form} holds {what}, not {kind_of(obj)}s; type --format json, or "
+            "another one"
         )
 
 

@@ -42,7 +42,7 @@ def measured(machine, xla, date, page, seed, output, as_json) -> int:
     if (xla is None) != (output is None) or (date and xla is None):
         raise click.UsageError("--xla and --output belong together; type --xla PLUGIN -o FILE.json")
     if machine is not None and (xla is not None or page is not None):
-        raise click.UsageError("--xla and --page are of whole tables; leave MACHINE out")
+        raise click.UsageError("--xla and --page cover all machines; leave MACHINE out")
     if xla is not None:
         check_target(output, suffix=".json")
         with working("reading the plugin"):
@@ -150,11 +150,13 @@ def expect(network, collective, size, log, plot, as_json, **completing) -> int:
     import jaxcoll as jc
 
     if plot is not None and os.path.splitext(plot)[1].lower() not in _PICTURES:
-        raise click.UsageError(f"{plot!r} is to be a file that ends with {', '.join(_PICTURES)}")
+        raise click.UsageError(
+            f"expected a file that ends with {', '.join(_PICTURES)}, got {plot!r}"
+        )
     check_target(plot, "picture")
     network, collective = _meant(network, collective, log)
     if network is None and any(completing.values()):
-        raise click.UsageError(f"{NAMED} complete a FILE of a network; name that, too")
+        raise click.UsageError(f"{NAMED} only apply to a FILE of a network; name that file, too")
     built = completed_network(network, completing) if network is not None else _network_of(str(log))
     with working("looking up what was measured"):
         found = jc.expect(built, collective, size, log=log)
@@ -188,7 +190,7 @@ def _meant(network: str | None, collective: str, log: str | None) -> tuple[str |
         return None, kind.name
     said, source = collective_of(log), click.get_current_context().get_parameter_source
     if said is None and source("collective") is ParameterSource.DEFAULT:
-        raise click.UsageError(f"{log} does not say of which collective it is; name it")
+        raise click.UsageError(f"{log} does not say which collective was measured; name it")
     return network, collective if said is None or network is not None else said
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import click
 
 from jaxcoll.cli.descriptions import NAMED, OPTIONS, described_network, description_of
-from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
+from jaxcoll.cli.failing import after_failures, failure_options
+from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
 from jaxcoll.cli.recognised import needs_network
 from jaxcoll.errors import shown
 from jaxcoll.progress import working
@@ -280,7 +281,9 @@ def _of_file(path: str, speeds: Speeds):
     if (description := description_of(path)) is not None:
         return described_network(path, description, {}, speeds)
     if any(speeds):
-        raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+        raise click.UsageError(
+            "a file states the speeds of its links; leave --alpha and --bandwidth out"
+        )
     if os.path.isfile(path) and (kind := needs_network(path)):
         raise click.UsageError(
             f"{path} is {kind}, which does not name the network; give that, as torus:4x4"
@@ -400,7 +403,7 @@ def completed_network(text: str, completing: dict[str, Any], speeds: Speeds = ((
         return network_from(text, completing, speeds)
     if any(completing.values()):
         if is_name(text) or not text.endswith((".txt", ".xml", ".conf", ".yaml", ".json")):
-            raise click.UsageError(f"{NAMED} complete a FILE, and {shown(text)} is none")
+            raise click.UsageError(f"{NAMED} only apply to a FILE, and {shown(text)} is none")
         raise click.UsageError(f"{text}: No such file or directory")
     return named_network(text, *speeds)
 

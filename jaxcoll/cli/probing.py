@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+from typing import NoReturn
 
 import click
 
@@ -41,8 +42,8 @@ def probe(command, output, as_json) -> int:
         jax.distributed.initialize()
     except (ValueError, RuntimeError) as error:
         raise click.UsageError(
-            f"no job is found around this process ({one_line(error)[:120]}); start one per "
-            "machine, by srun or mpirun say, as jax.distributed.initialize() needs it"
+            f"this process belongs to no job ({one_line(error)[:120]}); start one process per "
+            "machine, for example by srun, so that jax.distributed.initialize() finds the others"
         ) from None
     is_first = jax.process_index() == 0
     if is_first and not as_json:
@@ -61,11 +62,21 @@ def probe(command, output, as_json) -> int:
             "seconds": found.seconds, "output": output,
         }  # fmt: skip
         tell(as_json, facts, str(found), *([f"written to {output}"] if output else []))
-    if not command:
-        return 0
+    if command:
+        _become(command, networks.dumps(found.network))
+    return 0
+
+
+def _become(command: tuple[str, ...], network: str) -> NoReturn:
+    """Replace this process by a program that finds the network in a file.
+
+    Raises:
+        click.UsageError: there is no such program.
+    """
+    # The program reads the file after this process is gone, so nobody here can remove it.
     handle, path = tempfile.mkstemp(".json", "jaxcoll-network-")
     with open(handle, "w", encoding="utf-8") as file:
-        file.write(networks.dumps(found.network))
+        file.write(network)
     os.environ["JAXCOLL_NETWORK"] = path
     sys.stdout.flush()
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.descriptions import OPTIONS, described_network, description_of
+from jaxcoll.cli.failing import FAILURES, after_failures, failure_options
 from jaxcoll.cli.files import (
     FORMATS,
     check_network,
@@ -34,14 +35,11 @@ from jaxcoll.cli.networks import (
 from jaxcoll.cli.objects import load_object
 from jaxcoll.cli.quantities import (
     DURATION,
-    FAILURES,
     SIZE,
     SIZES,
     Quantities,
     Table,
-    after_failures,
     bandwidth_text,
-    failure_options,
     one_line,
     print_json,
     size_text,
@@ -94,14 +92,10 @@ def order_facts(execution: str | None) -> dict[str, Any]:
 
 def order_line(execution: str | None) -> str:
     """The order by which times are computed, in a line; without a machine also how to give one."""
-    from jaxcoll.simulation.execution_costs import costs_of, said_of
+    from jaxcoll.simulation.execution_costs import said_of
 
-    costs = costs_of(execution)
-    if costs is None:
-        return f"times: {said_of(None)} (--execution)"
-    # The costs of measured machines are named after their backend.
-    machine = "" if execution in (costs.backend, "processes", "links") else f" ({execution})"
-    return f"times: {said_of(costs)}{machine}"
+    hint = " (--execution)" if execution is None else ""
+    return f"times: {said_of(execution)}{hint}"
 
 
 class LinkModelName(click.ParamType):
@@ -283,7 +277,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     import jaxcoll as jc
 
     if form is not None and output is None:
-        raise click.UsageError("--format is of a file; add --output FILE")
+        raise click.UsageError("--format says how a file is written; add --output FILE")
     form = check_target(output, form, as_json=as_json)
     # The suffix .xml alone means microsoft/msccl and .json the library; the runtime is more exact.
     if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
@@ -476,14 +470,14 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
 
     model = link_model(model or "astra")
     if beside and execution is not None:
-        raise click.UsageError("--beside is timed link by link; leave out --execution")
+        raise click.UsageError("--beside compares times link by link; leave --execution out")
     is_whole = any((beside, execution, *written.values()))  # these need all sends
     paths, on = [schedule, *beside], _network(network_name)
     read, *_ = schedules = [read_schedule(path, on, is_whole=is_whole) for path in paths]
     # Refused before the work, rather than failing to write the file after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
-        raise click.UsageError(f"{trace!r} is to be a file that ends with .json or .json.gz")
+        raise click.UsageError(f"expected a file that ends with .json or .json.gz, got {trace!r}")
     for path in (trace, table_path, prefix and f"{prefix}.json"):
         check_target(path, "json", as_json=as_json)
     if prefix is not None:
@@ -581,7 +575,9 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
         # These options are for networks only.
         if any(options.values()):
             if kind_of(obj) != "network":
-                raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
+                raise click.UsageError(
+                    f"{FAILURES} apply to a network, and {source} holds a schedule; leave them out"
+                )
             obj = after_failures(obj, **options)
         write(target, obj, form, size)
     if target == "-":
@@ -607,14 +603,16 @@ def _source(
         check_network(source, found, _network(network_name))
         return found
     if any(speeds):
-        raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+        raise click.UsageError(
+            "a file states the speeds of its links; leave --alpha and --bandwidth out"
+        )
     if needs_network(source):
         return read_schedule(source, _network(network_name))
     # Its times hold for one message size, so every reader needs that size.
     if is_taccl(source):
         if nbytes is None:
             raise click.UsageError(
-                f"{source} has the times of one size of message, which it does not say; add "
+                f"{source} holds times for one message size, which it does not state; add "
                 "--size, as in --size 1MB"
             )
         return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))

@@ -21,10 +21,10 @@ from jaxcoll.cli.quantities import (
     time_text,
 )
 from jaxcoll.cli.schedules import CollectiveName, as_json
-from jaxcoll.kinds import meant
+from jaxcoll.kinds import meant, names_in
 from jaxcoll.progress import working
 
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_COLLECTIVES = tuple(names_in("lax"))
 
 
 @click.group(cls=Group, invoke_without_command=True, no_args_is_help=False)

@@ -1,14 +1,14 @@
 """Compact schedules: two bytes and a bit per send, on disk, for tens of thousands of ranks.
 
-For an all_gather of all ranks on a network without switches in which every link carries at most one
-chunk per step. Sends are sorted by (step, link). A bitmap of active links gives the link of every
-send, so only its chunk is stored, in two bytes where that is enough: 200 x 200 ranks take 3.6 GB,
-where the columns of ``Schedule`` would take 14.
+A compact schedule is an all_gather of all ranks, on a network without switches, in which every link
+carries at most one chunk per step. Sends are sorted by (step, link). A bitmap of active links gives
+the link of every send, so only its chunk is stored, in two bytes where that is enough: 200 x 200
+ranks take 3.6 GB, where the columns of ``Schedule`` would take 14.
 
-A process may be killed while it writes, so a folder is a draft until it is whole, under a name of
-its own. A draft lies beside its target, so that taking the target's place is one step of the file
-system, and is locked as long as its process lives. Whoever writes the target next removes the
-drafts of processes that were killed.
+A process may be killed while it writes, so until a folder is whole it is a draft with a name of its
+own. A draft lies beside its target, so that the file system can put it in the target's place in one
+step. It is locked as long as its process lives, and the next process that writes the same target
+removes the drafts of processes that were killed.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def open_compact(folder: str | os.PathLike, topology: Topology) -> CompactSchedu
         per_shard, steps, sends, provenance = _read_header(folder / "header.json", topology)
         collective = Collective("all_gather", topology.num_ranks, per_shard)
         check_compact(topology, collective)
-        # Before anything is mapped or made in the sizes that the header claims.
+        # Checked before anything is mapped or allocated in the sizes that the header claims.
         counts = (collective.num_chunks, collective.num_deliveries, sends)
         fields.check_claims(str(folder), topology.num_ranks, *counts)
         layout = _columns(collective, topology.num_links, steps, sends)
@@ -336,7 +336,8 @@ def _is_at(path: Path, file: int) -> bool:
 
 def _remove_abandoned(target: Path) -> None:
     """Remove the drafts of a target that no process holds a lock of."""
-    # The system drops a lock with its process, however that ended: no lock, no writer.
+    # The system drops a lock when its process ends, in whatever way. So a draft without a lock has
+    # no writer.
     mine = re.compile(re.escape(_prefix(target)) + r"[0-9a-f]{16}\.tmp")
     with contextlib.suppress(OSError):  # no such folder, or one that may not be listed
         for draft in map(target.with_name, filter(mine.fullmatch, os.listdir(target.parent))):

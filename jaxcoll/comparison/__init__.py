@@ -34,7 +34,7 @@ __all__ = ["Compared", "compare"]
 
 # Exact searches: minutes for nine ranks, so they are run where they are named.
 SEARCHES = ("sccl", "step_milp")
-# Of the table: which network, collective, sizes and charges a row is of, as a digest; and the row.
+# Columns of the table: a digest of the network, collective, sizes and charges; then the row itself.
 _COLUMNS = ("problem", "synthesizer", "nbytes", "bound_seconds", "seconds", "refusal")
 _OF_SEVERAL = (*_COLUMNS, "slowdown")
 
@@ -159,10 +159,12 @@ def compare(
     if JAX_LAX in names and not native:
         kind = whats[0].kind
         why = "no machine is given; give execution=" if costs is None else f"it has no {kind}"
-        raise TopologyError(f"jax.lax is timed as a machine runs it: {why}")
+        raise TopologyError(f"jax.lax can only be timed as a machine runs it: {why}")
     counts = checks.members(sizes, "sizes", TopologyError)
     if not counts or not names:
-        raise TopologyError("compare times every synthesizer at every size, got an empty list")
+        raise TopologyError(
+            "compare needs at least one synthesizer and one size, got an empty list"
+        )
     seed = checks.seed(seed, TopologyError)
     # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
@@ -206,7 +208,7 @@ def _collectives(
         for each in checks.members(several, "collective", CollectiveError)
     ]
     if not found:
-        raise CollectiveError("compare times a collective or several, got an empty list")
+        raise CollectiveError("compare needs at least one collective, got an empty list")
     return [each.with_equal_shards("compare") for each in found]
 
 
@@ -324,5 +326,7 @@ def _of_lax(
 ) -> float:
     links = lax_seconds(topology, what, nbytes, execution, model=model)
     if math.isinf(links):
-        raise CollectiveError(f"no algorithm that is known of jax.lax is defined on {topology}")
+        raise CollectiveError(
+            f"none of the algorithms that jax.lax is known to run is defined on {topology}"
+        )
     return links + (execution.native_seconds(what.kind, nbytes, topology.num_ranks) or 0.0)

@@ -6,11 +6,11 @@ together with the dtype and the network, which JAX also fixes while tracing. Cal
 task run by the same configuration. A configuration is one value for each of some named parameters;
 those of NCCL are Table 2 of AutoCCL, whole, written as NCCL's tuner configuration files write them.
 
-Then in reading order: ``space`` (subspaces and their union); ``fits`` (models fitted to few
-measurements, many at a time, for their uncertainty: AutoCCL's equations 1 to 5), ``peaks`` (forms
-that know nothing of them, and the points of a subspace where all are compared); ``base`` (the face
-of a search), ``fitted``.
-``jc.tune`` has their public names.
+The other modules in reading order: ``space`` has subspaces and their union; ``fits`` fits AutoCCL's
+equations 1 to 5 to few measurements, many times over, to know the uncertainty; ``peaks`` fits forms
+that assume only one optimum per subspace, and has the points on which all fits are compared;
+``base`` is the interface of searches, and ``fitted`` the search by fits. ``jc.tune`` has their
+public names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Task:
         for name in ("dtype", "topology"):
             if not isinstance(getattr(self, name), str):
                 given = checks.shown(getattr(self, name))
-                raise CollectiveError(f"{name} of a task is a string, got {given}")
+                raise CollectiveError(f"{name} of a task must be a string, got {given}")
         # Tasks are keys of tables, which people read; 64 bits tell networks apart.
         object.__setattr__(self, "topology", self.topology[:_DIGEST])
 
@@ -140,7 +140,7 @@ class Parameter:
 
     @functools.cached_property
     def positions(self) -> Mapping[Value, int]:
-        """Of each value, where it stands."""
+        """The position of each value."""
         return {value: i for i, value in enumerate(self.values)}
 
 

@@ -139,8 +139,8 @@ class Search(abc.ABC):
         fields = _fields(state)
         if fields["search"] != cls.name:
             raise TuneError(
-                f"the state is one of the search {checks.shown(fields['search'])}, "
-                f"expected {cls.name!r}"
+                f"the state was saved by the search {checks.shown(fields['search'])}, expected "
+                f"one of {cls.name!r}"
             )
         if fields["version"] != VERSION:
             raise TuneError(
@@ -155,7 +155,10 @@ class Search(abc.ABC):
             raise TuneError(f"the state's options are not those of {cls.name!r}: {error}") from None
         for entry in checks.sequence(fields["history"], "the state's history", TuneError):
             if not isinstance(entry, Mapping) or not {"seconds", "failed"} & set(entry):
-                raise TuneError(f"the state's history has the entry {checks.shown(entry)}")
+                raise TuneError(
+                    "the state's history has an entry that is not a measurement: "
+                    f"{checks.shown(entry)}"
+                )
             config = Config.from_json(entry.get("config"))
             if "failed" in entry:
                 search.tell_failed(config, entry["failed"])

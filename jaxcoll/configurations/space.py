@@ -132,7 +132,7 @@ class Space:
         if not self._is_valid(self.default):
             raise TuneError(
                 f"the default {checks.shown(self.default)} is not a valid configuration; give "
-                "default= that is"
+                "default= one that is"
             )
 
     @classmethod
@@ -307,7 +307,9 @@ def _between(parameter: Parameter, limits) -> Parameter:
         checks.optional(limit, checks.rational, f"a bound of {name!r}", TuneError) for limit in pair
     )
     if least is not None and most is not None and least > most:
-        raise TuneError(f"the bounds of {name!r} contradict: {pair[0]} is more than {pair[1]}")
+        raise TuneError(
+            f"the bounds of {name!r} contradict each other: {pair[0]} is more than {pair[1]}"
+        )
     values = tuple(
         value
         for value in parameter.values

@@ -52,8 +52,8 @@ class Entry:
 
     Attributes:
         synthesizer: its name.
-        seconds: at each size of the contest; None where it refuses.
-        refusal: why it does; None where it does not.
+        seconds: its time at each size of the contest; None where it refuses.
+        refusal: the reason for which it refuses; None if it does not.
     """
 
     synthesizer: str
@@ -63,11 +63,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Forced:
-    """The fastest of the algorithms that were forced on a machine, where that was measured.
+    """The fastest of the algorithms that a machine was forced to run.
 
     Attributes:
         algorithm: its name there.
-        seconds: by measured ones.
+        seconds: its time, by measured ones.
     """
 
     algorithm: str
@@ -141,10 +141,10 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Contest:
-    """A machine's own collective, and what ours are held against it by.
+    """A machine's own collective, and the prices by which schedules are held against it.
 
     Attributes:
-        machine: that was measured.
+        machine: the machine that was measured.
         network: the network of those of its ranks that take part, by the data sheet.
         collective: its kind, with a root where it has one.
         sizes: bytes of a rank's buffer.
@@ -227,8 +227,8 @@ class Contest:
             checks.instance(entry, Entry, "an entry", TopologyError)
             if len(entry.seconds) != len(self.sizes):
                 raise TopologyError(
-                    f"{entry.synthesizer} has {len(entry.seconds)} times, of another contest; this "
-                    f"one has {len(self.sizes)} sizes"
+                    f"{entry.synthesizer} has {len(entry.seconds)} times, but this contest has "
+                    f"{len(self.sizes)} sizes; give entries of this contest"
                 )
         verdicts = []
         for i, nbytes in enumerate(self.sizes):
@@ -276,14 +276,14 @@ def contest(
     for nbytes in counts:
         checks.positive(nbytes, "a size", CollectiveError)
     if not counts:
-        raise CollectiveError("a contest is held at some sizes, got none")
+        raise CollectiveError("a contest needs at least one size, got none")
     kind, n = kind_of(collective).name, topology.num_ranks
     what = Collective(kind, n, root=root)
     known = sorted({curve.collective for _, curve in curves_of(machine.name) if curve.is_chosen})
     if kind not in known:
         raise FormatError(
-            f"nobody has published times of {kind} on {machine.name}; of {', '.join(known)} there "
-            "are some"
+            f"nobody has published times of {kind} on {machine.name}; published are those "
+            f"of {', '.join(known)}"
         )
     own = [(*reports(machine, kind, n, nbytes), None)[0] for nbytes in counts]
     forced = [

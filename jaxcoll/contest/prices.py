@@ -1,7 +1,7 @@
 """Prices of schedules on a measured machine, in the order in which they are executed there.
 
 JAX runs a schedule step by step: a rank's permutes of a step go together, and its steps follow one
-another. Three prices, from the nearest to measurement to the farthest:
+another. There are three prices, listed from the nearest to measurement to the farthest:
 
 - ``MeasuredSteps``, where permutes were measured on the machine: a step in which a rank sends to
   one other takes as long as the permute of so many bytes, and one in which it sends to k others as
@@ -11,8 +11,8 @@ another. Three prices, from the nearest to measurement to the farthest:
   fitted to one host.
 - ``SheetSteps``, of the tori of Fugaku: links by the data sheet, nothing charged.
 
-None is an error bar: a program of several steps is in no table. ``factor`` is what we take a price
-to be right within, and a verdict needs more than that.
+No price has an error bar, because no table has a program of several steps. ``factor`` is how far
+off a price may be by our judgement, and a verdict needs a larger difference than that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jaxcoll.simulation.step_delays import step_loads
 from jaxcoll.topology import Topology
 from jaxcoll.validation.charges import MEMORY
 
-# Of machines whose ranks wait for their steps, and of which nothing else is known.
+# The costs of a machine whose ranks wait for their steps, and of which nothing else is known.
 _FREE = ExecutionCosts("cpu", 0.0, 0.0, 0.0, 0.0, order=STEPS)
 _LARGE = 2**26
 
@@ -45,30 +45,30 @@ class Price(Protocol):
 
     @property
     def said(self) -> str:
-        """By what evidence, in words."""
+        """The evidence for the prices, in words."""
         ...
 
     @property
     def network(self) -> Topology:
-        """That schedules are made on."""
+        """The network on which schedules are made."""
         ...
 
     @property
     def costs(self) -> ExecutionCosts:
-        """By which a synthesizer chooses its chunks."""
+        """The costs by which a synthesizer chooses its chunks."""
         ...
 
     def seconds(self, schedule: Schedule, nbytes: Number) -> float:
-        """Of a schedule on ``network``."""
+        """The price of a schedule on ``network``, in seconds."""
         ...
 
     def factor(self, nbytes: Number) -> float:
-        """Within which such a time is taken to be right, 2 where it may be half or twice."""
+        """The factor by which such a price may be wrong: 2 if it may be half or twice the time."""
         ...
 
 
 def price_of(machine: Machine, network: Topology) -> Price:
-    """The nearest to measurement that there is.
+    """The price of a network that is nearest to measurement.
 
     Args:
         network: the network of the machine, or of some of its ranks.
@@ -76,7 +76,7 @@ def price_of(machine: Machine, network: Topology) -> Price:
     if (steps := MeasuredSteps.of(machine, network)) is not None:
         return steps
     if (near := linked_machine(network)) is not None:
-        # A100 are charged as H100: nobody has published their permutes below 128 MiB.
+        # A100 are charged like H100: nobody has published their permutes below 128 MiB.
         measured = near if near in MEMORY else "h100-host"
         return ChargedSteps(measured, network, cast("ExecutionCosts", costs_of(measured)))
     return SheetSteps(network)
@@ -87,13 +87,13 @@ def price_of(machine: Machine, network: Topology) -> Price:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredSteps:
-    """Steps as long as permutes and all_to_alls were measured to take.
+    """Every step takes as long as a permute or an all_to_all was measured to take.
 
     Attributes:
-        network: by the data sheet; no time depends on its links.
-        permutes: curves of one number of ranks, a pattern each.
+        network: the network by the data sheet; no time depends on its links.
+        permutes: curves of permutes among equally many ranks, one for each pattern.
         exchanges: curves of all_to_all, by the ranks of a group.
-        copies: the charges of the bytes that ranks copy and add, which no permute has.
+        copies: the charges of the bytes that ranks copy and add, which a permute does not.
     """
 
     network: Topology
@@ -105,7 +105,7 @@ class MeasuredSteps:
 
     @classmethod
     def of(cls, machine: Machine, network: Topology) -> MeasuredSteps | None:
-        """Those of a machine of GPUs; None where nobody has measured its permutes."""
+        """The price by the tables of a machine; None if nobody has measured its permutes."""
         found = curves_of(machine.name, PERMUTE) if machine.name in MEMORY else ()
         enough = [curve.ranks for _, curve in found if curve.ranks >= network.num_ranks]
         if not enough:
@@ -138,9 +138,12 @@ class MeasuredSteps:
         return sum(taken) + float(self.copies.seconds(schedule, nbytes))
 
     def step(self, peers: int, nbytes: float) -> float:
-        """Seconds in which every rank sends some bytes to each of ``peers`` others, and receives
-        as many."""
-        # Whose pattern was fastest: where ours lose all the same, they lose.
+        """Seconds of a step in which every rank sends some bytes to each of ``peers`` others.
+
+        Every rank also receives as many. Between two numbers of ranks that were measured, the time
+        is interpolated on logarithmic scales.
+        """
+        # The fastest pattern counts: schedules that lose even at its times lose with any.
         among = {2: min(_along(curve, nbytes) for curve in self.permutes)}
         among |= {r: _along(each, r * nbytes) for r, each in self.exchanges.items() if r > 2}
         low = max(r for r in among if r <= peers + 1)
@@ -153,7 +156,7 @@ class MeasuredSteps:
 
 
 def _along(curve: Curve, nbytes: float) -> float:
-    """Seconds on a curve: as its first row below it, as fast as its last above."""
+    """Seconds on a curve: below it those of its first row, above it at its last row's speed."""
     seconds = float(np.interp(nbytes, curve.nbytes, curve.seconds))
     return seconds * max(1.0, nbytes / float(curve.nbytes[-1]))
 
@@ -163,11 +166,11 @@ def _along(curve: Curve, nbytes: float) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChargedSteps:
-    """Times of the link model in the order of GPUs, at the charges of one host of them.
+    """Times of the link model, in the order in which GPUs send, at the charges of one host.
 
     Attributes:
         near: the host that was measured.
-        network: its links by the data sheet; those between hosts have no charge of their own.
+        network: the network by the data sheet; links between hosts have no charge of their own.
         costs: the charges of its programs.
     """
 
@@ -192,10 +195,10 @@ class ChargedSteps:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SheetSteps:
-    """Times of the link model where a rank's steps follow one another, nothing else charged.
+    """Times of the link model if a rank's steps follow one another and nothing else is charged.
 
     Attributes:
-        network: by the data sheet.
+        network: the network by the data sheet.
     """
 
     network: Topology
@@ -209,6 +212,6 @@ class SheetSteps:
         return simulate(schedule, nbytes, execution=self.costs).time
 
     def factor(self, nbytes: Number) -> float:
-        # Of 3dtorus and recursive doubling, which ``bucket`` and ``rhd`` make, on 4x4x4 and 8x8x8:
-        # 0.57 to 1.6 of the measured time from 64 MiB, 0.08 to 1.5 from 1 MiB.
+        # Prices of 3dtorus and recursive doubling, which ``bucket`` and ``rhd`` make, on 4x4x4 and
+        # 8x8x8 were 0.57 to 1.6 of the measured times from 64 MiB, and 0.08 to 1.5 from 1 MiB.
         return 2.0 if nbytes >= _LARGE else 16.0

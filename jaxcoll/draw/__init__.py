@@ -1,9 +1,9 @@
 """Drawings of networks, schedules and bandwidths, as matplotlib figures.
 
-Needs matplotlib, which the extra ``draw`` installs. Nothing else in the library imports this
-package, and no global state of matplotlib is touched: a figure is returned, the caller saves it.
-Here are networks: as they are, with the load of every link, or with one chunk's way; ``bandwidth``
-draws curves and heat maps, ``times`` what was predicted and measured.
+This package needs matplotlib, which the extra ``draw`` installs; nothing else in the library
+imports it. No global state of matplotlib is touched: a figure is returned, and the caller saves it.
+This module draws networks: as they are, with the load of every link, or with the way of one chunk.
+``bandwidth`` draws curves and heat maps, ``times`` predicted and measured times.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class _Sheet:
             arrow.set_gid(f"link {link}")
 
     def arrow(self, link: int, **style) -> FancyArrowPatch:
+        """One link as an arrow, bent as the layout asks."""
         u, v = int(self.topology.src[link]), int(self.topology.dst[link])
         begin, end = self.ends[0][link], self.ends[1][link]
         wide = style["linewidth"] = max(style.get("linewidth", 1.0) * self.scale**0.5, 0.35)
@@ -192,6 +193,7 @@ class _Sheet:
         return patch
 
     def colour_bar(self, of: ScalarMappable, label: str):
+        """A colour bar at the right, for which the figure becomes wider."""
         bar = self.figure.colorbar(
             of, ax=self.axes, pad=0.02, shrink=0.75, aspect=22, fraction=0.05
         )
@@ -202,6 +204,7 @@ class _Sheet:
         return bar
 
     def finish(self, title: str) -> None:
+        """Set the title and the limits, once everything is drawn."""
         self.axes.set_title(title, color=INK)
         self.axes.set_xlim(self.low[0], self.high[0])
         self.axes.set_ylim(self.low[1], self.high[1])
@@ -209,6 +212,7 @@ class _Sheet:
         self.axes.axis("off")
 
     def _draw_frames(self, names: Sequence[str]) -> None:
+        """The frames of hosts, with their names inside, on the side away from the network."""
         size = max(10.5 * self.scale**0.5, 5)
         is_round = self.layout.is_round
         for (low, high), name in zip(self.layout.frames, names, strict=True):
@@ -230,6 +234,7 @@ class _Sheet:
             )  # fmt: skip
 
     def _draw_vertices(self, owner: int) -> list[Patch]:
+        """Ranks and switches with their names; the owner of a chunk is filled."""
         drawn: list[Patch] = []
         topology = self.topology
         names = short_names(
@@ -271,7 +276,7 @@ class _Sheet:
         for u, v in dict.fromkeys(tuple(sorted(ends)) for ends in lost.links):
             ends = (np.array([u]), np.array([v]))
             begin, end = (each[0] for each in self.whole.ends(*ends))
-            # Where the link was bent around other vertices it is drawn so, in the middle of both.
+            # A link that was bent around other vertices is bent again, in the middle of both ways.
             bend = 2 * bows(self.whole, *ends)[0] / np.linalg.norm(begin - end)
             wire = FancyArrowPatch(
                 tuple(begin), tuple(end), arrowstyle="-", shrinkA=10, shrinkB=10,
@@ -304,11 +309,12 @@ def _speed_styles(sheet: _Sheet) -> tuple[list[str], np.ndarray]:
 
 
 def _draw_chunk(sheet: _Sheet, schedule: Schedule, chunk: int) -> None:
+    """The sends of a chunk as arrows, coloured and numbered by step."""
     topology = schedule.topology
     sends = np.flatnonzero(schedule.chunk == chunk)
     steps = schedule.step[sends]
     used = np.unique(steps).tolist()
-    # Without the palest fifth of the colours: it would vanish on white.
+    # Without the palest fifth of the colours, which would vanish on white.
     cells = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, max(len(used), 1))))
     colour = {step: cells(i) for i, step in enumerate(used)}
     middle = curve_middles(sheet.layout, sheet.bow, topology.src, topology.dst)

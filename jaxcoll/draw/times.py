@@ -13,13 +13,13 @@ from jaxcoll.errors import FormatError
 from jaxcoll.numerics import checks
 
 _COLUMNS = 4  # panels side by side
-_NEAR = 0.25  # of a time: the band around equal ones
+_NEAR = 0.25  # half the width of the band, as a share of the measured time
 
 
 def draw_predictions(points: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     """Predicted times over measured ones, a panel for each name, all on the same scales.
 
-    On the line a prediction is right, and within the band by a quarter.
+    A prediction on the line is right; one inside the band is wrong by at most a quarter.
 
     Args:
         points: seconds by name: as measured, and as predicted.
@@ -88,7 +88,7 @@ def _named(given: object, what: str) -> dict[str, list[tuple[float, float]]]:
         rows = []
         for pair in checks.members(pairs, f"{what} of {name}", FormatError):
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise FormatError(f"{what} of {name} are pairs of numbers, got {pair!r}")
+                raise FormatError(f"{what} of {name} must be pairs of numbers, got {pair!r}")
             for each in pair:
                 checks.positive(each, f"a number of {name}", FormatError)
             rows.append((float(pair[0]), float(pair[1])))

@@ -134,9 +134,13 @@ class Emulation:
         """
         words = [os.fspath(word) for word in checks.members(command, "command", TopologyError)]
         if not words:
-            raise TopologyError("no command to emulate; give a program and its arguments")
+            raise TopologyError(
+                "there is no command to run in the emulation; give a program and its arguments"
+            )
         if shutil.which(words[0]) is None:
-            raise TopologyError(f"there is no program {checks.shown(words[0])} to emulate")
+            raise TopologyError(
+                f"there is no program {checks.shown(words[0])} to run in the emulation"
+            )
         _check_tools()
         if say is not None:
             for difference in self.differences():
@@ -244,11 +248,11 @@ def _unshared() -> list[str]:
 
 def _check_tools() -> None:
     if sys.platform != "linux":
-        raise TopologyError(f"networks are emulated by Linux; this is {sys.platform}")
+        raise TopologyError(f"networks can only be emulated on Linux, and this is {sys.platform}")
     environment = _with_tools()
     for tool, package in _TOOLS.items():
         if shutil.which(tool, path=environment["PATH"]) is None:
-            raise TopologyError(f"networks are emulated by {tool}; install {package}")
+            raise TopologyError(f"emulating a network needs the program {tool}; install {package}")
     tried = subprocess.run([*_unshared(), "true"], capture_output=True, text=True, env=environment)
     if tried.returncode:
         why = tried.stderr.strip().splitlines()[-1:] or ["no reason given"]

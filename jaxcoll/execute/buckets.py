@@ -134,7 +134,7 @@ def _in_order(paths: list[tuple], leaf_order: Order) -> Sequence[int]:
         return sorted(range(len(paths)), key=lambda i: leaf_order(paths[i]))
     if not isinstance(leaf_order, str) or leaf_order not in ("reverse", "tree"):
         raise CollectiveError(
-            "leaf_order is 'reverse', 'tree' or a function of a path, got "
+            "leaf_order must be 'reverse', 'tree' or a function of a path, got "
             f"{checks.shown(leaf_order)}"
         )
     return range(len(paths))[::-1] if leaf_order == "reverse" else range(len(paths))

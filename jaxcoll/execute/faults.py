@@ -47,13 +47,15 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
             that comes first in the list, on the lowest rank that has it; it is the same on all
             ranks.
     """
+    # The first fault of this rank: its number from 1, or 0 for none, then the thing, its value, the
+    # limit and the rank. Integers, because only arrays can be told to the other ranks.
     mine = jnp.zeros(5, np.int32)
     for number, fault in reversed(tuple(enumerate(faults, 1))):
         at = jnp.argmax(fault.is_wrong).astype(np.int32)
         limit = jnp.broadcast_to(jnp.asarray(fault.limit, np.int32), fault.value.shape)
-        said = [np.int32(number), at, fault.value[at], limit[at], axes.rank() if axes.names else 0]
-        said = jnp.stack([jnp.asarray(each, np.int32) for each in said])
-        mine = jnp.where(fault.is_wrong.any(), said, mine)
+        row = [np.int32(number), at, fault.value[at], limit[at], axes.rank() if axes.names else 0]
+        row = jnp.stack([jnp.asarray(each, np.int32) for each in row])
+        mine = jnp.where(fault.is_wrong.any(), row, mine)
     over = tuple(dict.fromkeys((*jax_internals.mesh_axes(), *axes.names)))
     found = lax.all_gather(mine, over).reshape(-1, 5) if over else mine[None]
     # One rank's fault may cause faults on other ranks; those come later in the list.
@@ -62,16 +64,17 @@ def agreed(faults: Sequence[Fault], axes: Axes) -> jax.Array:
     texts = tuple(fault.text for fault in faults)
     fail = functools.partial(_refuse, texts, str(axes))
 
-    def told(first):
+    def raising(first):
         shape = jax.ShapeDtypeStruct((), np.int32)
-        said = jax.pure_callback(fail, shape, first, vmap_method="sequential")
-        return cast_like(said, first)
+        zero = jax.pure_callback(fail, shape, first, vmap_method="sequential")
+        return cast_like(zero, first)
 
     # Under vmap both branches run, so the one that raises checks again.
-    return lax.cond(first[0] > 0, told, lambda first: first[0], first)
+    return lax.cond(first[0] > 0, raising, lambda first: first[0], first)
 
 
 def _refuse(texts: tuple[str, ...], where: str, first) -> np.ndarray:
+    """Raise the error of a fault on the host; zero if there is none."""
     number, at, value, limit, rank = (int(each) for each in np.asarray(first))
     if number:
         what = texts[number - 1].format(at=at, value=value, limit=limit)

@@ -37,8 +37,8 @@ def is_fixed(order: str | None) -> bool:
     """
     if order not in (None, FIXED, INVARIANT):
         raise CollectiveError(
-            "order= is 'fixed', for sums in one order of addition, 'invariant', for sums that no "
-            f"order and no number of ranks changes, or None; got {order!r}"
+            "order= must be 'fixed', for sums in one order of addition, 'invariant', for "
+            f"sums that no order and no number of ranks changes, or None; got {order!r}"
         )
     return order == FIXED
 

@@ -381,8 +381,8 @@ def all_gather(
     checks.flag(tiled, "tiled", CollectiveError)
     if not isinstance(to, str) or to not in ("varying", "invarying"):
         raise CollectiveError(
-            f"all_gather gives to='varying' or 'invarying', got "
-            f"{checks.shown(to)}; use jax.lax for 'reduced'"
+            f"to= of all_gather must be 'varying' or 'invarying', got {checks.shown(to)}; "
+            "use jax.lax for 'reduced'"
         )
     how = _How(schedule, lowering, wire_dtype=wire_dtype)
     names = opened(axis_name, axis_index_groups, schedule, lowering)

@@ -226,7 +226,7 @@ def invariant_sum(
         leaf = move(leaf, dimension_of(axis, leaf.ndim, "axis", leaf), 0)
         if not leaf.shape[0]:
             raise CollectiveError(
-                "invariant_sum adds along a dimension of one addend and more, got shape "
+                "invariant_sum adds along a dimension of at least one addend, got shape "
                 f"{leaf.shape}"
             )
         return leaf

@@ -183,8 +183,8 @@ def _largest(given, size: int, per_rank: int, operand, output) -> np.ndarray:
     rows = np.asarray(given if is_known else "")
     if rows.dtype.kind not in "iu" or rows.shape not in ((), (size, size)):
         raise CollectiveError(
-            f"largest is an integer or a matrix of {size} x {size} integers, one for each pair of "
-            f"ranks of a group, got {checks.shown(given)}"
+            f"largest must be an integer or a matrix of {size} x {size} integers, one for "
+            f"each pair of ranks of a group; got {checks.shown(given)}"
         )
     if rows.min() < 0:
         raise CollectiveError(f"largest must be at least 0, got {rows.min()}")

@@ -105,8 +105,8 @@ class Cast(Wire):
     def __post_init__(self) -> None:
         if _dtype_of(self.dtype) not in (jnp.bfloat16, jnp.float16):
             raise CollectiveError(
-                f"Cast sends bfloat16 or float16, got {checks.shown(self.dtype)}; of floats of 8 "
-                "bits blocks have a scale each: Scaled"
+                f"Cast sends bfloat16 or float16, got {checks.shown(self.dtype)}; for floats of "
+                "8 bits take Scaled, which gives each block a scale"
             )
 
     def encode(self, x: jax.Array) -> jax.Array:
@@ -387,6 +387,7 @@ def wire_of(wire_dtype: Any) -> Wire:
             "wire_dtype=jc.execute.wires.Int8(seed)"
         )
     raise CollectiveError(
-        "wire_dtype= is bfloat16, float16, float8_e4m3fn, float8_e5m2, jc.execute.wires.Int8(seed) "
-        f"or an object with the methods {', '.join(METHODS)}; got {checks.shown(wire_dtype)}"
+        "wire_dtype= must be bfloat16, float16, float8_e4m3fn, float8_e5m2, "
+        "jc.execute.wires.Int8(seed) or an object with the methods "
+        f"{', '.join(METHODS)}; got {checks.shown(wire_dtype)}"
     )

@@ -80,7 +80,7 @@ class Modelled:
 
     Attributes:
         seconds: seconds of the schedule that it takes for the machine's own.
-        said: by which links and schedule.
+        said: the links and the schedule that it comes from, in words.
         error: mean relative error on held-out rows; None where it is not known.
     """
 
@@ -95,11 +95,11 @@ class Expected:
 
     Attributes:
         nbytes: bytes of a rank's buffer.
-        reports: times by measured ones, the fastest first; none where nobody measured.
-        model: the model's time, where there are none.
-        bound_seconds: what none can beat by the network's data sheet, switches that copy and add
-            counted.
-        own_seconds: by one's own log, where one is given.
+        reports: times from measured ones, the fastest first; empty if nobody measured.
+        model: the model's time, if there are no reports.
+        bound_seconds: the time that nothing can beat by the network's data sheet, switches that
+            copy and add included.
+        own_seconds: the time in the user's own log, if one is given.
     """
 
     nbytes: Number
@@ -209,7 +209,7 @@ def expect(
         for each in checks.members(given, "sizes", CollectiveError)
     ]
     if not counts:
-        raise CollectiveError("expect says times of sizes, got none")
+        raise CollectiveError("expect needs at least one size, got none")
     root = 0 if kind_of(kind).has_root else None
     whole = Collective(kind, topology.num_ranks, root=root)  # type: ignore[arg-type]
     found = []
@@ -249,7 +249,7 @@ def reports(machine: Machine, kind: str, ranks: int, nbytes: Number) -> tuple[Re
         if curve.is_chosen:
             curves.setdefault(table.name, (table, []))[1].append(curve)
     for _, of_table in curves.values():
-        # Of groups the one that is alone, and full precision before half.
+        # A single group before several at once, and full precision before half.
         of_table.sort(key=lambda curve: (curve.dtype == "bf16", curve.groups))
     for near in (False, True):
         found = []

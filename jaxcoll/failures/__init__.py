@@ -52,8 +52,8 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
     """
     if not wiring.names:
         raise TopologyError(
-            f"the vertices of this network have no names, so {shown(name)} says nothing; give "
-            f"numbers: ranks are 0..{wiring.num_ranks - 1}"
+            f"the vertices of this network have no names, so {shown(name)} names none of "
+            f"them; give numbers: ranks are 0..{wiring.num_ranks - 1}"
         )
     # The whole name is tried first: "rank 1" is one vertex, though "rank 1 core 0" begins with it.
     found = np.array([known == name for known in wiring.names])
@@ -135,7 +135,7 @@ def lost_vertices(wiring: Wiring, ranks: Iterable, switches: Iterable) -> np.nda
         if isinstance(rank, str):
             found = named_vertices(wiring, rank)
             if not found[:n].any():
-                raise TopologyError(f"{rank!r} means a switch: give it as switches=")
+                raise TopologyError(f"{rank!r} names a switch: give it as switches=")
             lost |= found
             continue
         if not 0 <= checks.integer(rank, "a rank", TopologyError) < n:
@@ -145,7 +145,9 @@ def lost_vertices(wiring: Wiring, ranks: Iterable, switches: Iterable) -> np.nda
         if isinstance(switch, str):
             found = named_vertices(wiring, switch)
             if found[:n].any():
-                raise TopologyError(f"{switch!r} is or has a rank: give it as ranks=")
+                raise TopologyError(
+                    f"{switch!r} names a rank, or what holds one: give it as ranks="
+                )
             lost |= found
             continue
         if not n <= checks.integer(switch, "a switch", TopologyError) < wiring.num_vertices:

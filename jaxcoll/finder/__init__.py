@@ -4,7 +4,8 @@
   bounds of its all-to-all rate, and costs that no formula gives;
 - ``candidates``: predicted costs and properties, the bases, and the search for connections of
   Cayley digraphs, which are packaged;
-- ``search``: bottom-up over sizes and degrees, and the fixed cost of ports, circuits and cables;
+- ``search``: bottom-up over sizes and degrees;
+- ``prices``: the fixed cost of ports, circuits and cables;
 - ``found``: a frontier, printed beside the paper's, and the choice for a workload;
 - ``entry``: ``find`` for one size, ``frontiers`` for all, saved and loaded.
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from jaxcoll.finder.construction import Construction
     from jaxcoll.finder.entry import Frontiers, find, frontiers
     from jaxcoll.finder.found import Choice, Found, FoundTopology
-    from jaxcoll.finder.search import FixedCost, Prices
+    from jaxcoll.finder.prices import FixedCost, Prices
 
 # Loaded when they are first used: ``python -m jaxcoll.finder.candidates`` would otherwise find
 # itself imported before it runs.
@@ -25,12 +26,12 @@ _MODULES = {
     "Candidate": "candidates",
     "Choice": "found",
     "Construction": "construction",
-    "FixedCost": "search",
+    "FixedCost": "prices",
     "Found": "found",
     "FoundTopology": "found",
     "Frontiers": "entry",
     "Has": "candidates",
-    "Prices": "search",
+    "Prices": "prices",
     "find": "entry",
     "frontiers": "entry",
 }

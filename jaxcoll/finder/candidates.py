@@ -213,7 +213,7 @@ def _measured_once(name: str, argument: object) -> Candidate:
 
 
 def _searched(n: int, d: int) -> Iterator[Candidate]:
-    """Those that searches have found, with all_gathers or connections that are packaged."""
+    """Candidates that searches have found, with packaged all_gathers or connections."""
     # Diamond and modified de Bruijn digraphs without BFB: their breadth-first schedules are not
     # bandwidth-optimal, and no theorem that asks for BFB may take the searched ones.
     if (n, d) == (8, 2):

@@ -213,7 +213,7 @@ class Construction:
         return [expansion(self.arguments[0])]
 
     def to_json(self) -> list:
-        """As lists, numbers and strings that JSON can hold."""
+        """The construction as lists, numbers and strings that JSON can hold."""
         arguments = [list(a) if isinstance(a, tuple) else a for a in self.arguments]
         return [self.operation, arguments, [part.to_json() for part in self.parts]]
 
@@ -229,10 +229,10 @@ class Construction:
     @classmethod
     def _of_value(cls, value: object, depth: int) -> Construction:
         if depth > _MOST_DEPTH:
-            raise FormatError(f"a construction has at most {_MOST_DEPTH} parts in each other")
+            raise FormatError(f"a construction is nested at most {_MOST_DEPTH} deep")
         if not (isinstance(value, list) and len(value) == 3 and isinstance(value[2], list)):
             raise FormatError(
-                f"a construction is [operation, arguments, parts], got {shown(value)}"
+                f"a construction must be [operation, arguments, parts], got {shown(value)}"
             )
         name = fields.text(value[0], "an operation")
         arguments = fields.list_of(_argument)(value[1], f"the arguments of {shown(name)}")
@@ -262,7 +262,7 @@ def _check_arguments(name: str, arguments: tuple) -> None:
     wanted = 0 if name in ("product", "bidirectional") else 1
     if len(arguments) != wanted or not all(a in range(1, _MOST_TIMES + 1) for a in arguments):
         raise FormatError(
-            f"{name} has {wanted} arguments from 1 to {_MOST_TIMES}, got {shown(list(arguments))}"
+            f"{name} takes {wanted} arguments from 1 to {_MOST_TIMES}, got {shown(list(arguments))}"
         )
 
 
@@ -373,7 +373,7 @@ class Measured(NamedTuple):
 
 @functools.cache
 def measured_bases() -> dict[tuple[str, int, int], Measured]:
-    """By constructor, degree and size.
+    """The measured costs of bases, by constructor, degree and size.
 
     Raises:
         FormatError: a file of another version.

@@ -97,9 +97,9 @@ def find(
 
 
 def _preferred(tied: list[FoundTopology]) -> FoundTopology:
-    """Of topologies of equal cost, the one whose all-to-all rate is proved to be the highest.
+    """The topology of several of equal cost whose all-to-all rate is proved to be the highest.
 
-    The first of large ones, whose flows would take longer than the search.
+    Of large topologies it is the first, because their flows would take longer than the search.
     """
     if len(tied) == 1 or tied[0].size > MOST_MEASURED:
         return tied[0]
@@ -109,7 +109,7 @@ def _preferred(tied: list[FoundTopology]) -> FoundTopology:
 def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:
     """Topologies of equal cost for each point of the frontier."""
     checks.choice(links, LINKS, "links", TopologyError)
-    # Of the properties that expansions ask for, these two are asked for by people.
+    # People ask for these two of the properties that expansions need.
     wanted = 0 if checks.flag(parallel, "parallel", TopologyError) else Has.NO_PARALLEL
     wanted |= Has.BOTH_WAYS if links == "both_ways" else 0
     found = frontier(candidates, int(wanted))
@@ -167,7 +167,7 @@ class Frontiers(Mapping):
         size = checks.integer(size, "size", MissingSizeError)
         if size not in self.cells:
             raise MissingSizeError(
-                f"there is nothing of {checks.shown(size)} ranks here, only of 2 to "
+                f"there are no topologies of {checks.shown(size)} ranks here, only of 2 to "
                 f"{self.largest} ranks: {self!r}"
             )
         checks.flag(rates, "rates", TopologyError)
@@ -268,7 +268,7 @@ def _rows(job: tuple[int, int, tuple[Candidate, ...]]) -> list[dict[str, object]
     """The rows of a degree, a size and its candidates."""
     degree, size, candidates = job
     rows: list[dict[str, object]] = []
-    # Of equal costs the first: to find the one of the highest rate takes the rates of all.
+    # The first of equal costs: to find the one of the highest rate takes the rates of all.
     for tied in _points(size, degree, candidates, "one_way", True):
         point = tied[0]
         cost, rate = point.cost, point.rate_bounds

@@ -21,7 +21,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction, diameter, rate_bounds
-from jaxcoll.finder.search import FixedCost, Prices, tori
+from jaxcoll.finder.prices import FixedCost, Prices
+from jaxcoll.finder.search import tori
 from jaxcoll.kinds import ALL_GATHER, kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number

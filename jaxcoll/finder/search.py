@@ -1,25 +1,19 @@
 """The bottom-up search of Section 3.5.4: the best candidates of every size and degree.
 
-Every expansion multiplies the size, or keeps it and multiplies the degree, so cells (size, degree)
-are filled by size, then by degree: all cells that one can be made of are complete before it. A cell
-keeps candidates that no other beats by costing no more and having all their properties; costs
-of expansions are predicted by the theorems of Table 3.3. From K_3 (3, 2), say, a line graph gives a
-candidate of (6, 2), and a Cartesian square one of (9, 4).
-
-Some costs are paid for whatever is sent: ports, circuits and cables. They are the fixed cost of a
-topology.
+Every expansion multiplies the size, or keeps it and multiplies the degree. So cells (size, degree)
+are filled by size, then by degree, and all cells from which a cell can be made are complete before
+it. A cell keeps the candidates that no other one beats, which means that it costs no more and has
+all their properties. Costs of expansions are predicted by the theorems of Table 3.3. For example,
+from K_3 in cell (3, 2) a line graph makes a candidate of (6, 2), and a Cartesian square one of
+(9, 4).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from fractions import Fraction
-
-import numpy as np
 
 from jaxcoll import executors
 from jaxcoll.bounds.moore import bandwidth_optimum
@@ -27,14 +21,12 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import UNDIRECTED, Candidate, Has, bases
 from jaxcoll.finder.construction import Construction, line_graph, product
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import Number
 from jaxcoll.progress import Progress, Report
-from jaxcoll.topologies.generative import Digraph
 
 Cell = tuple[int, int]
 
-# Candidates of equal cost that a cell keeps though another has all their properties: their
-# all-to-all rates differ.
+# The most candidates of equal cost that a cell keeps. Up to this number beaten ones are kept too,
+# because their all-to-all rates may be better.
 _MOST_EQUAL = 4
 
 
@@ -53,7 +45,7 @@ def search(
             target, or every size up to it.
         degree: the largest degree, at least 1.
         measure: whether bases without a packaged cost are measured.
-        executor: where they are; this process when None.
+        executor: where they are measured; in this process if None.
         report: called after every size.
 
     Raises:
@@ -83,7 +75,7 @@ def _bases(size: int, degree: int, measure: bool) -> list[Candidate]:
 
 
 def frontier(candidates: Iterable[Candidate], has: int = 0) -> list[list[Candidate]]:
-    """Those with some properties that no other beats in T_L and T_B, by rising T_L.
+    """The candidates with some properties that no other one beats in T_L and T_B, by rising T_L.
 
     Returns:
         The candidates of each point of the frontier, of equal cost, in the order found.
@@ -119,8 +111,8 @@ class _Table:
             return
         if any(other.construction == candidate.construction for other in equal):
             return
-        # Beaten is a candidate only by one that has all its properties too: expansions ask for
-        # them, and a slower base that may be expanded further can lead to a faster network.
+        # Only a candidate that has all the properties of another one beats it: expansions need
+        # them, and a slower base that can be expanded further may lead to a faster network.
         if any(candidate.is_beaten_by(other) for other in kept if other not in equal):
             return
         kept[:] = [c for c in kept if c in equal or not c.is_beaten_by(candidate)]
@@ -144,10 +136,10 @@ class _Table:
         if d == 1 or n % d:
             return
         for base in self.cells.get((n // d, d), ()):
-            # Vertices of L(G) are arcs of G, joined once at most; a self-loop of G stays one. The
-            # arc from uv to vw has one back only if w is u, so that links both ways are lost.
-            # Theorem 10 asks for two out-neighbours or more: d > 1 arcs without a parallel one
-            # have them. Other line graphs may be faster than Theorem 7 says, never slower.
+            # Vertices of L(G) are arcs of G, joined at most once; a self-loop of G stays one. The
+            # arc from uv to vw has an opposite arc only if w is u, so links both ways are lost.
+            # Theorem 10 needs at least two out-neighbours: d > 1 arcs without parallel ones lead to
+            # as many. Other line graphs may be faster than Theorem 7 says, but never slower.
             has = base.has & (Has.NO_LOOPS | Has.REVERSAL) | Has.NO_PARALLEL
             if base.has & (simple := Has.NO_LOOPS | Has.NO_PARALLEL) == simple:
                 has |= base.has & Has.BFB
@@ -168,8 +160,8 @@ class _Table:
                     for second in self.factors.get((n // m, d - e), ()):
                         has = first.has & second.has
                         steps = first.steps + second.steps
-                        # All products of a cell cost the same T_B, the optimum, so that steps and
-                        # properties decide. Most are beaten, and are not made.
+                        # All products of a cell have the same T_B, the optimum, so steps and
+                        # properties decide. Most products are beaten, so they are not made.
                         known = self.factors.get((n, d), ())
                         if not any(c.steps <= steps and has & ~c.has == 0 for c in known):
                             made = product(first.construction, second.construction)
@@ -193,8 +185,8 @@ class _Table:
         if m < 2 or m**k != n:
             return
         for base in self.cells.get((m, d // k), ()):
-            # As far above the optimum (N - 1)/N as the base is: any all_gather can be expanded, and
-            # an optimal one stays so (Corollary 12.1).
+            # The result is as far above its optimum as the base is above (N - 1)/N: any all_gather
+            # can be expanded, and an optimal one stays optimal (Corollary 12.1).
             bandwidth = base.bandwidth * Fraction(m, m - 1) * bandwidth_optimum(n)
             made = Construction("power", (k,), (base.construction,))
             yield Candidate(k * base.steps, bandwidth, int(base.has & ~Has.BFB), made)
@@ -211,79 +203,6 @@ class _Table:
                 has = base.has & ~(Has.NO_PARALLEL | Has.BFB) | Has.BOTH_WAYS
                 made = Construction("bidirectional", (), (base.construction,))
                 yield base._replace(has=int(has), construction=made)
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedCost:
-    """The parts of a network and their cost.
-
-    Attributes:
-        ports: number of ports of all ranks, with those that join a rank to itself.
-        circuits: links, each in one direction, as an optical switch makes them.
-        cables: links that go opposite ways between two ranks share one.
-        metres: metres of cable.
-        total: in the currency of ``Prices``.
-    """
-
-    ports: int
-    circuits: int
-    cables: int
-    metres: float
-    total: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Prices:
-    """The cost of each part, and where ranks stand: in racks that fill a square, row by row.
-
-    Attributes:
-        port, circuit, cable, metre: cost of each, at least 0, in any currency.
-        ranks_per_rack: ranks 0..k-1 are in the first rack, and so on.
-        rack_metres: between neighbouring racks; cables run along rows and columns.
-        spare_metres: metres in addition for every cable: all there is inside a rack.
-
-    Raises:
-        TopologyError: a number out of range.
-    """
-
-    port: Number = 0
-    circuit: Number = 0
-    cable: Number = 0
-    metre: Number = 0
-    ranks_per_rack: int = 16
-    rack_metres: Number = 1
-    spare_metres: Number = 2
-
-    def __post_init__(self) -> None:
-        names = ("port", "circuit", "cable", "metre", "rack_metres", "spare_metres")
-        checked = {n: checks.nonnegative(getattr(self, n), n, TopologyError) for n in names}
-        checks.put(self, **checked)
-        checks.integer_fields(self, TopologyError, "ranks_per_rack", least=1)
-
-    def fixed_cost(self, digraph: Digraph) -> FixedCost:
-        """The parts of a digraph whose rank r is the r-th to be placed."""
-        checks.instance(digraph, Digraph, "digraph", TopologyError)
-        links = digraph.links
-        tails, heads = digraph.tails[links], digraph.heads[links]
-        low, high = np.minimum(tails, heads), np.maximum(tails, heads)
-        pairs, pair = np.unique(low * digraph.size + high, return_inverse=True)
-        up = np.bincount(pair, weights=tails < heads, minlength=len(pairs))
-        down = np.bincount(pair, weights=tails > heads, minlength=len(pairs))
-        cables = np.maximum(up, down).astype(np.int64)
-        # Racks fill a square, row by row; a cable runs along rows and columns of it.
-        racks = -(-digraph.size // self.ranks_per_rack)
-        row = math.isqrt(racks - 1) + 1
-        a, b = (end // self.ranks_per_rack for end in np.divmod(pairs, digraph.size))
-        away = np.abs(a // row - b // row) + np.abs(a % row - b % row)
-        lengths = away * float(self.rack_metres) + float(self.spare_metres)
-        count, metres = int(cables.sum()), float(cables @ lengths)
-        total = (
-            float(self.port) * digraph.num_arcs
-            + float(self.circuit) * len(links)
-            + float(self.cable) * count
-            + float(self.metre) * metres
-        )
-        return FixedCost(digraph.num_arcs, len(links), count, metres, total)
 
 
 def tori(size: int, degree: int) -> Iterator[Candidate]:

@@ -246,11 +246,13 @@ def _read(
         return timings.loads(text, collective, ranks)
     if kind == "taccl":
         raise FormatError(
-            "TACCL's topologies are of one size of message; read them by "
+            "TACCL's topologies state times for one message size; read them with "
             "jc.io.sccl.topology(text, nbytes)"
         )
     if kind == "nccl graphs":
-        raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
+        raise FormatError(
+            "NCCL's graphs list orders of ranks and no network; give its topology file"
+        )
     if kind == "jaxcoll" and not start.startswith(("{", "[")):
         raise FormatError(
             f"no format that is read begins with {shown(start[:40])}; networks and schedules are "

@@ -281,16 +281,12 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
     checks.instance(topology, Topology, "topology", TopologyError)
     files = checks.members(files, "files", FormatError)
     if len(files) != topology.num_ranks:
-        raise FormatError(f"{len(files)} traces, {topology} has {topology.num_ranks} ranks")
+        raise FormatError(
+            f"there are {len(files)} traces, but {topology} has {topology.num_ranks} ranks; "
+            "give one trace for each rank"
+        )
     read = [loads(data) for data in files]
-    text = read[0][0].get(_OURS + "collective")
-    if not isinstance(text, str):
-        raise FormatError("the traces do not say their collective: they are of another tool")
-    what = native.loads(text)
-    if not isinstance(what, Collective):
-        raise FormatError(f"the traces are of a {type(what).__name__}, not of a collective")
-    if what.num_ranks != topology.num_ranks:
-        raise FormatError(f"the traces are of {what}, {topology} has {topology.num_ranks} ranks")
+    what = _collective_of(read[0][0].get(_OURS + "collective"), topology)
     # Nodes are numbered over all ranks, in the order of the schedule's messages.
     sends = sorted(
         ((node, rank) for rank, (_, nodes) in enumerate(read) for node in nodes
@@ -301,7 +297,9 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
         step, path, rows = _said(node)
         ends = [int(topology.src[link]) for link in path if link < topology.num_links]
         if len(ends) < len(path) or ends[0] != rank:
-            raise FormatError(f"node {node.id} of rank {rank} goes over links of another network")
+            raise FormatError(
+                f"node {node.id} of rank {rank} goes over links that this network does not have"
+            )
         for chunk, added in rows:
             steps.append(step)
             paths.append(path)
@@ -316,6 +314,23 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
     )  # fmt: skip
     verify(made)
     return made
+
+
+def _collective_of(text: object, topology: Topology) -> Collective:
+    """The collective that the metadata of a trace states, for all ranks of a network."""
+    if not isinstance(text, str):
+        raise FormatError(
+            "the traces do not state their collective, so another tool wrote them; give "
+            "those that jaxcoll wrote"
+        )
+    what = native.loads(text)
+    if not isinstance(what, Collective):
+        raise FormatError(
+            f"the traces hold a {type(what).__name__} where their collective is expected"
+        )
+    if what.num_ranks != topology.num_ranks:
+        raise FormatError(f"the traces hold {what}, but {topology} has {topology.num_ranks} ranks")
+    return what
 
 
 def _said(node: Node) -> tuple[int, tuple[int, ...], list[tuple[int, bool]]]:
@@ -339,7 +354,7 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
         value |= (data[at + i] & 127) << 7 * i
         if data[at + i] < 128:
             return value & 2**64 - 1, at + i + 1
-    raise FormatError(f"byte {at}: no varint: more than ten bytes")
+    raise FormatError(f"byte {at}: a number takes more than ten bytes")
 
 
 def _messages(data: bytes) -> Iterator[tuple[bytes, int]]:
@@ -410,7 +425,7 @@ def _node(data: bytes, place: int) -> Node:
         elif number == 10:
             said.update([_pair(value, place)])
     if not 0 <= numbers[3] <= 64:
-        raise FormatError(f"byte {place}: no node has the type {shown(numbers[3])}")
+        raise FormatError(f"byte {place}: a node has the unknown type {shown(numbers[3])}")
     return Node(numbers[1], name, numbers[3], tuple(after), said)
 
 

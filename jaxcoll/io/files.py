@@ -29,7 +29,7 @@ from jaxcoll.numerics import checks
 MAX_BYTES = 2**28
 
 T = TypeVar("T")
-_LOOKED_AT = 4096  # bytes from which the encoding is told
+_LOOKED_AT = 4096  # bytes of a file from which its encoding is recognised
 EMPTY = "the file is empty; the command that was to write it may have failed, so write it again"
 
 
@@ -110,7 +110,7 @@ def load_text(
         except FormatError as error:
             if text.strip():
                 raise
-            # The error is the empty file, not what a reader misses in it.
+            # The error is that the file is empty, not what a reader misses in it.
             raise FormatError(EMPTY) from error.__cause__
 
 
@@ -313,13 +313,15 @@ def _earlier(path, columns: Sequence[str], width: int) -> dict[Key, list[dict[st
             found: dict[Key, list[dict[str, str]]] = {}
             for row in reader:
                 if None in row or None in row.values():
-                    raise FormatError(f"line {reader.line_num} has not {len(columns)} cells")
+                    raise FormatError(
+                        f"line {reader.line_num} must have {len(columns)} cells, one per column"
+                    )
                 found.setdefault(tuple(row[name] for name in columns[:width]), []).append(row)
         except csv.Error as error:
             raise FormatError(f"line {reader.line_num} is not CSV: {error}") from error
         return found
 
-    # Even for an empty file, the remedy is another file.
+    # Not by ``load_text``: for an empty file, too, the remedy is another file.
     text = read_text(path)
     with naming(os.fspath(path)):
         return loads(text)

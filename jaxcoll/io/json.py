@@ -111,7 +111,7 @@ def loads(text: str) -> Written:
     except FormatError:
         raise
     except JaxcollError as error:
-        raise FormatError(f"a {name} with content that is refused: {error}") from error
+        raise FormatError(f"the content of this {name} is refused: {error}") from error
 
 
 # ---------------------------------------------------------------------- topologies

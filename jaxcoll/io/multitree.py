@@ -225,7 +225,9 @@ def _entry(words: Sequence[str], placed: bool, where: str) -> Entry:
     if step is None or step < 1:
         raise FormatError(expected)
     if (flow is None) != (op == "NOP") or (parent is None and op == "Reduce"):
-        raise FormatError(f"{where}: an entry names its flow, a Reduce its parent, a NOP neither")
+        raise FormatError(
+            f"{where}: an entry must name its flow, a Reduce also its parent, and a NOP neither"
+        )
     return Entry(op, flow, parent, tuple(c for c in children if c is not None), step, *place)
 
 

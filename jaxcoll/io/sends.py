@@ -36,8 +36,8 @@ def check_word(what: Collective, programs: str) -> None:
     """
     if what.kind not in MSCCL_WORDS or what.is_grouped or what.shares is not None:
         raise FormatError(
-            f"{programs} are written of {', '.join(MSCCL_WORDS)} of all ranks with equal shards, "
-            f"not of {what}"
+            f"{programs} are written for {', '.join(MSCCL_WORDS)} of all ranks with equal "
+            f"shards, not for {what}"
         )
 
 

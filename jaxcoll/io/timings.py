@@ -111,7 +111,7 @@ def loads(text: str, collective: str | None = None, ranks: int | None = None) ->
         said = {getattr(row, name) for row in found.rows}
         if given is not None and said and given not in said:
             listed = ", ".join(map(str, sorted(said)[:4]))
-            raise FormatError(f"the log says {name} {listed}, and {given} is given")
+            raise FormatError(f"the log states {name} {listed}, but {given} was given")
     return found
 
 
@@ -142,7 +142,7 @@ def passed_over(torn: int) -> str:
 
 def _stated(collective: str | None, ranks: int | None, who: str) -> tuple[str, int]:
     if collective is None or ranks is None:
-        raise FormatError(f"{who} says neither collective nor ranks; give collective= and ranks=")
+        raise FormatError(f"{who} states neither collective nor ranks; give collective= and ranks=")
     return collective, ranks
 
 
@@ -150,7 +150,7 @@ def _of_nccl(read: nccl_tests.Measurements, collective: str | None) -> Timings:
     """The rows with a size and a time, right results only."""
     kind = read.collective or collective
     if kind is None:
-        raise FormatError("these times do not say of which collective they are; give collective=")
+        raise FormatError("these times do not state their collective; give collective=")
     # nccl-tests also prints rows of size 0, and continues after wrong values: the time of a row of
     # size 0 is not a latency, and that of wrong values is not a result.
     rows = [row for row in read.rows if row.nbytes]

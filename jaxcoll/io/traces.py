@@ -32,8 +32,8 @@ def dumps(timeline: Timeline) -> str:
     schedule, links = timeline.schedule, timeline.hop_link
     if len(links) > MOST_EVENTS:
         raise FormatError(
-            f"{len(links)} messages on links, a trace has at most {MOST_EVENTS}; simulate a "
-            "schedule of fewer chunks"
+            f"the links carry {len(links)} messages, and a trace has at most {MOST_EVENTS}; "
+            "simulate a schedule of fewer chunks"
         )
     topology = schedule.topology
     src, dst = topology.src.tolist(), topology.dst.tolist()

@@ -38,7 +38,9 @@ def machine_of_log(text: str) -> tuple[Machine, int]:
     """
     found = _DEVICE.findall(checks.text(text, "text", FormatError))
     if not found:
-        raise FormatError("the log has no list of devices; say which network it is of")
+        raise FormatError(
+            "the log has no list of devices; name the network that it was measured on"
+        )
     ranks, hosts = ({row[i] for row in found} for i in (0, 1))
     called = {row[2].strip() for row in found}
     if len(called) > 1:
@@ -48,6 +50,6 @@ def machine_of_log(text: str) -> tuple[Machine, int]:
         if part in name and count in (None, len(hosts)):
             return machine_of(machine), len(ranks)
     raise FormatError(
-        f"nobody has published times of {len(hosts)} hosts of {shown(name)} that are known here; "
-        "say which network it is of"
+        f"nobody has published times of {len(hosts)} hosts of {shown(name)} that are "
+        "known here; name the network that it was measured on"
     )

@@ -24,7 +24,7 @@ from jaxcoll.topology import Topology, rebuilt
 _TOFU = {"alpha": 0.5e-6, "bandwidth": 6.8e9}
 # Its six network interfaces, each as fast as a link, by the same source.
 _TOFU_NODE = 6 * 6.8e9
-# Of xGMI; latencies are fitted wherever one matters.
+# Latency of an xGMI link; latencies are fitted wherever one matters.
 _XGMI = 2e-6
 
 
@@ -33,8 +33,8 @@ class Machine:
     """A machine, by its data sheet.
 
     Attributes:
-        name: in tables of measured times.
-        said: in words.
+        name: its name in tables of measured times.
+        said: its description, in words.
         most: how many ranks it has.
         make: the network of some of its ranks, neighbours in number.
         whole: whether only all of its ranks were measured together.

@@ -35,8 +35,8 @@ class Row:
     """A measured time.
 
     Attributes:
-        curve: that it is on.
-        nbytes, seconds: as measured.
+        curve: the curve that it belongs to.
+        nbytes, seconds: the size, and the measured time.
     """
 
     curve: Curve

@@ -151,7 +151,7 @@ def checked(curves: object) -> tuple[Curve, ...]:
     """
     found = checks.members(curves, "curves", FormatError)
     if not found:
-        raise FormatError("a table needs a curve at least, got none")
+        raise FormatError("a table needs at least one curve, got none")
     seen: dict[tuple, Curve] = {}
     for i, curve in enumerate(found):
         checks.instance(curve, Curve, f"curves[{i}]", FormatError)
@@ -191,8 +191,8 @@ def _check_rows(curve: Curve) -> None:
             raise FormatError(f"{name} of {curve} must be a column of int64")
     if len(curve.nbytes) != len(curve.ns) or not len(curve.ns):
         raise FormatError(
-            f"{curve} has {len(curve.nbytes)} sizes and {len(curve.ns)} times; as many of each, "
-            "and one at least, are expected"
+            f"{curve} has {len(curve.nbytes)} sizes and {len(curve.ns)} times; expected at "
+            "least one, and as many of each"
         )
     for nbytes, ns in _pairs(curve):
         if nbytes < 1 or not 1 <= ns <= _MOST_NS:
@@ -203,7 +203,7 @@ def _check_rows(curve: Curve) -> None:
         at = int(falls[0])
         size, following = int(curve.nbytes[at]), int(curve.nbytes[at + 1])
         what = "is given twice" if size == following else f"stands before {following}"
-        raise FormatError(f"{curve}: the size {size} {what}; sizes grow, each once")
+        raise FormatError(f"{curve}: the size {size} {what}; sizes must rise, each given once")
     machine = machine_of(curve.machine)
     least = machine.sends_in(curve.collective, curve.ranks) * curve.nbytes
     seconds = curve.seconds

@@ -152,7 +152,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise FormatError("a protocol buffer that is cut short")
+            raise FormatError("a protocol buffer is cut short")
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
@@ -172,11 +172,13 @@ def _fields(data: bytes) -> list[tuple[int, int | bytes]]:
         elif tag & 7 == 2:
             length, at = _varint(data, at)
             if at + length > len(data):
-                raise FormatError("a protocol buffer that is cut short")
+                raise FormatError("a protocol buffer is cut short")
             fields.append((tag >> 3, data[at : at + length]))
             at += length
         else:
-            raise FormatError(f"a protocol buffer with a field of type {tag & 7}, unknown here")
+            raise FormatError(
+                f"a protocol buffer has a field of type {tag & 7}, which is not known here"
+            )
     return fields
 
 

@@ -1,4 +1,6 @@
-"""Compiles the kernels into a library, as ``setup.py`` does: two minutes, and a C compiler.
+"""Compiles the kernels into a library, as ``setup.py`` does.
+
+This takes two minutes, and needs a C compiler.
 
     python -m jaxcoll.numerics.build_machine_code           beside this module
     python -m jaxcoll.numerics.build_machine_code FOLDER    elsewhere
@@ -34,7 +36,7 @@ def build(folder: Path) -> Path:
         Exception: from Numba, if a listed signature does not fit its kernel; from setuptools, if
             there is no C compiler.
     """
-    compiled.numba()  # with its arrays made as for kernels that are compiled when they run
+    compiled.numba()  # first, since it changes how Numba makes arrays, here as in other kernels
     from numba.pycc.cc import CC
 
     ahead: Any = importlib.import_module("numba.pycc.compiler")
@@ -49,7 +51,7 @@ def build(folder: Path) -> Path:
             try:
                 types = tuple(numba_types(iter(signature.split())))
             except ValueError as changed:
-                # An outdated signature delays its own kernel only.
+                # An outdated signature makes only its own kernel slow to start.
                 print(f"{name} is left out: {changed}", file=sys.stderr)
                 continue
             symbol = machine_code.symbol(name, kernel.source_hash, signature)
@@ -78,6 +80,7 @@ def build(folder: Path) -> Path:
 
 
 def _kernel(name: str) -> compiled.Kernel:
+    """The kernel called "module.name"."""
     module, _, own = name.rpartition(".")
     return getattr(importlib.import_module(module), own)
 
@@ -105,8 +108,8 @@ def numba_types(tokens: Iterator[str]) -> Iterator[Any]:
         else:
             number, _, shape = token.removeprefix("r").partition(":")
             one = from_dtype(np.dtype(number))
-            is_kept = token.startswith("r")
-            yield nb.types.Array(one, int(shape[:-1]), shape[-1], is_kept) if shape else one
+            is_read_only = token.startswith("r")
+            yield nb.types.Array(one, int(shape[:-1]), shape[-1], is_read_only) if shape else one
 
 
 if __name__ == "__main__":

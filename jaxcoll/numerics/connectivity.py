@@ -75,7 +75,7 @@ def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.nda
         gone: whether each link is gone, bool.
     """
     if not len(ranks):
-        raise TopologyError("no rank would stay")
+        raise TopologyError("no rank would be left")
     ones = np.ones(int((~gone).sum()), np.int8)
     shape = (num_vertices, num_vertices)
     adjacency = sp.csr_matrix((ones, (src[~gone], dst[~gone])), shape=shape)

@@ -66,8 +66,8 @@ def tokens(argument: Any) -> list[str]:
         if argument.dtype.str not in _NUMBERS or not flags & _ALIGNED:
             return ["?"]
         layout = "C" if flags & _C else "F" if flags & _FORTRAN else "A"
-        is_kept = "" if argument.flags.writeable else "r"
-        return [f"{is_kept}{argument.dtype.str}:{argument.ndim}{layout}"]
+        read_only = "" if argument.flags.writeable else "r"
+        return [f"{read_only}{argument.dtype.str}:{argument.ndim}{layout}"]
     is_number = isinstance(argument, bool | int | float | np.generic) and kind(argument) is not None
     number = np.asarray(argument).dtype.str if is_number else "?"
     return [number if number in _NUMBERS else "?"]

@@ -63,7 +63,7 @@ class Status(enum.StrEnum):
     INFEASIBLE = "infeasible"
     UNBOUNDED = "unbounded"
     LIMIT = "limit"
-    """It ran out of time or iterations, or gave up; values, if any, are feasible."""
+    """The solver ran out of time or iterations, or gave up; values, if any, are feasible."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -80,18 +80,17 @@ def shard_of_one(kind: str, num_ranks: int, chunks: int) -> Collective:
 class OrbitSchedule:
     """A schedule of all ranks, stored as the sends of rank 0's shard.
 
-    Where it is proved (``jc.verify``): let g be the translation that takes rank 0 to rank r. It
-    maps links onto links, and what ranks hold of rank 0's chunks before and after onto what they
-    hold of rank r's. So if the sends of rank 0's chunks are proved, the moved sends of rank r's
-    chunks are: every condition is about the sends of one chunk and their steps, which g keeps. As
-    exactly one translation takes 0 to each rank, every chunk of the collective is proved once.
+    A proof of the orbit (``jc.verify``) proves the whole schedule. Let g be the translation that
+    takes rank 0 to rank r. It maps links to links, and the holders of rank 0's chunks, before and
+    after, to the holders of rank r's chunks. Every condition of the proof is about the sends of one
+    chunk and their steps, which g keeps, so it holds for the moved sends too. Exactly one
+    translation takes rank 0 to each rank, so every chunk of the collective is proved once.
 
-    Where it is timed (``jc.simulate``): messages and links that are moved to one another do the
-    same at the same time, so a run of one of each is the run of all. This needs that every link of
-    a path is moved by every translation but the one that moves nothing, and that no path has two
-    links that are moved to one another; both are checked. Then of the messages that are moved to
-    one another, exactly one crosses each link of a class, and ties are broken in the same order on
-    all of these links.
+    A run of the orbit (``jc.simulate``) times the whole schedule: messages and links that
+    translations take to each other do the same at the same time, so one of each class is enough.
+    This needs two conditions, which are checked: every translation but the identity moves every
+    link of a path, and no path has two links of one class. Then exactly one message of a class
+    crosses each link of a class, and ties are broken in the same order on all of these links.
 
     Attributes:
         orbit: the sends of rank 0's shard, a schedule of ``shard_of_one``.
@@ -99,8 +98,8 @@ class OrbitSchedule:
         collective: the collective of all ranks.
 
     Raises:
-        ScheduleError: ``orbit`` is of another kind or root, or on another network, a path does not
-            meet the conditions above, or all ranks have more chunks than can be numbered.
+        ScheduleError: ``orbit`` has another kind or root, or runs on another network; a path does
+            not meet the conditions above; or all ranks have more chunks than can be numbered.
     """
 
     orbit: Schedule
@@ -112,14 +111,14 @@ class OrbitSchedule:
         checks.instance(self.translations, Translations, "translations", ScheduleError)
         if self.orbit.topology != self.translations.topology:
             raise ScheduleError(
-                f"the translations are of {self.translations.topology}, the orbit is on "
-                f"{self.orbit.topology}"
+                f"the translations belong to {self.translations.topology}, but the orbit runs "
+                f"on {self.orbit.topology}"
             )
         one = self.orbit.collective
         if one != shard_of_one(self._kind.name, one.num_ranks, one.chunks_per_shard):
             raise ScheduleError(
-                f"the orbit is a {one} of other roots than the shard of rank 0 has; give the "
-                f"collective of shard_of_one"
+                f"the orbit is a {one}, whose roots differ from those of the shard of rank 0; "
+                "give the collective of shard_of_one"
             )
         try:
             whole = Collective(self._kind.name, one.num_ranks, one.chunks_per_shard)
@@ -129,15 +128,15 @@ class OrbitSchedule:
         edges, where = self.orbit.edges, self.translations
         if not where.is_free[edges.path_link].all():
             raise ScheduleError(
-                f"some links of the orbit's paths are kept by translations of {where.topology}; "
-                f"there is no schedule by orbits over them"
+                f"translations of {where.topology} leave some links of the orbit's paths in "
+                "place, so it cannot be moved to every rank; route it over links that they move"
             )
         owner = np.repeat(np.arange(len(edges)), edges.hops)
         crossed = owner * where.topology.num_links + where.class_of_link[edges.path_link]
         if len(np.unique(crossed)) < len(crossed):
             raise ScheduleError(
-                "an edge of the orbit crosses two links that are moved to one another; make it two "
-                "edges"
+                "an edge of the orbit crosses two links that translations take to each other; "
+                "make it two edges"
             )
 
     # ------------------------------------------------------------------ facts
@@ -175,7 +174,7 @@ class OrbitSchedule:
         """The class of each edge of the orbit, and for each class its edge out of rank 0."""
         return self.translations.classes_of(self.orbit.edges)
 
-    # ------------------------------------------------------------------ all sends, or those of one
+    # ------------------------------------------------------------------ the sends
 
     def sends_of(self, rank: int) -> RankSends:
         """The sends of a rank, from the orbit alone: the program of one process.
@@ -218,8 +217,8 @@ class OrbitSchedule:
         by = np.repeat(np.tile(np.arange(n), len(home)), hops)
         ptr, path = home.paths_of(np.repeat(np.arange(len(home)), n))
         edges = Edges.along(self.topology, ptr, where.links(by, path))
-        # Translations stand inside: messages that are moved to one another follow one another, and
-        # ties between others are broken on every link as in the orbit.
+        # Translations vary fastest, so that the images of a message follow one another, and ties
+        # between different messages are broken on every link as in the orbit.
         owner = np.arange(n)
         edge = number[orbit.edge][:, None] * n + where.vertices(owner, orbit.src[:, None])
         return Schedule.from_sends(

@@ -117,7 +117,7 @@ def network_card(
     kinds = sorted((float(rate), float(alpha)) for alpha, rate in speeds)
     texts = [f"{rate / 1e9:.4g} GB/s, {1e6 * alpha:.4g} µs" for rate, alpha in kinds[::-1]]
     rest = " and others" if len(texts) > _MOST_SPEEDS else ""
-    # Of ranks in another order the sides say nothing about which are neighbours.
+    # If ranks have another order, the sides do not say which of them are neighbours.
     is_in_order = placement is not None and placement.is_in_order
     sides = " x ".join(map(str, placement.grid.shape)) if placement and is_in_order else ""
     rows = {

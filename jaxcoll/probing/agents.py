@@ -227,8 +227,8 @@ class Agent:
             for (rank, _), each in zip(order["send"], sent, strict=True):
                 if isinstance(error := each.exception(), OSError):
                     raise CollectiveError(
-                        f"probe: the bytes of rank {self.rank} to rank {rank} did not come within "
-                        f"{TIMEOUT:g} s: {error}"
+                        f"probe: the bytes of rank {self.rank} to rank {rank} did not arrive "
+                        f"within {TIMEOUT:g} s: {error}"
                     )
             return [each.result() for each in sent]
 

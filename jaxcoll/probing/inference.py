@@ -16,18 +16,15 @@ and together:
    all of a group send or receive at once is the bandwidth of its uplink.
 
 Times are taken two or three times, and the least counts, because other work on a machine makes
-flows longer and seldom shorter. Links of one kind, within a tenth of each other, get its median; a
-link that differs by more is a finding.
+flows longer and seldom shorter. ``findings`` makes a network of the links that are found.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import networkx as nx
@@ -36,17 +33,19 @@ from scipy import sparse
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import pdist
 
-from jaxcoll import topologies
-from jaxcoll.paths import forwarded_routes
+from jaxcoll.probing.findings import (
+    REPEATS,
+    TIME,
+    Again,
+    Fit,
+    FoundLinks,
+    Link,
+    Pair,
+    checked,
+)
 from jaxcoll.probing.meter import Flow, Meter
-from jaxcoll.topology import Topology
 
-Pair = tuple[int, int]
-Again = Callable[[], float]
-
-# Seconds that a flow takes alone: long compared with the milliseconds of delay on a busy machine.
-_TIME = 0.07
-_REPEATS = 3
+# Bytes of the first flow of a pair whose speed nobody knows, and the most of any flow.
 _FIRST_BYTES, _MOST_BYTES = 1 << 15, 1 << 28
 # Flows that share nothing take as long as one; those that share a port take as long as all of them
 # one after the other. A time in between counts as one of these ends if it is nearer to it than this
@@ -61,47 +60,6 @@ _ACROSS, _BY_CHANCE = 0.75, 0.06
 _FEW_PERMUTATIONS, _MANY_PERMUTATIONS, _MOST_PERMUTATIONS, _APPEARANCES = 3, 18, 32, 4
 # If a group's ports get more than this share through an uplink, the switch does not block.
 _FULL = 0.85
-# Processes are woken some microseconds late, so shorter latencies cannot be measured.
-_LEAST_LATENCY = 5e-6
-# Kinds of links whose rates are within the first of each other are one kind; rates of one kind are
-# each within the second of the next.
-_EQUAL, _SAME = 0.04, 0.12
-_FEW = 0.2  # a kind with a smaller share of all links does not count
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A directed link that was found.
-
-    Attributes:
-        role: cable, port or uplink; links are compared with links of the same role.
-        src, dst: its vertices.
-        alpha, bandwidth: seconds, and bytes per second, as measured.
-        again: measures the bandwidth once more.
-    """
-
-    role: str
-    src: int
-    dst: int
-    alpha: float
-    bandwidth: float
-    again: Again
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """A network found by measurement.
-
-    Attributes:
-        network: each link that is similar to others has the bandwidth of its kind.
-        findings: a sentence for each link that differs from its kind.
-        errors: results of the check: measured seconds over those that the network gives, for
-            permutations of all ranks; float64 of shape (permutations,).
-    """
-
-    network: Topology
-    findings: tuple[str, ...]
-    errors: np.ndarray
 
 
 def infer(meter: Meter, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Fit:
@@ -134,7 +92,7 @@ def infer(meter: Meter, seed: int = 0, say: Callable[[str], None] = lambda text:
         groups += [(vertices + i, ranks) for i, ranks in enumerate(found.groups)]
         vertices += found.num_vertices
     say("checking what was found")
-    return _checked(meter, _Network(meter.num_ranks, vertices, links, groups), generator)
+    return checked(meter, FoundLinks(meter.num_ranks, vertices, links, groups), generator)
 
 
 def near_pairs(hops: np.ndarray) -> list[Pair]:
@@ -179,27 +137,27 @@ class _Timed:
         # A flow as fast as earlier ones then takes a fourth of its time; at a tenth of their speed
         # it is not too long.
         usual = float(np.median([*self.rate.values()])) if self.rate else 0.0
-        nbytes = dict.fromkeys(pairs, max(_FIRST_BYTES, int(_TIME / 4 * usual)))
+        nbytes = dict.fromkeys(pairs, max(_FIRST_BYTES, int(TIME / 4 * usual)))
         while True:
             seconds = self.seconds(nbytes)
             short = [
                 pair
                 for pair, t in zip(pairs, seconds, strict=True)
-                if t < 0.5 * _TIME and nbytes[pair] < _MOST_BYTES
+                if t < 0.5 * TIME and nbytes[pair] < _MOST_BYTES
             ]
             if not short:
                 break
             for pair, t in zip(pairs, seconds, strict=True):
                 if pair in short:
-                    larger = min(32.0, max(2.0, _TIME / max(t, 1e-9)))
+                    larger = min(32.0, max(2.0, TIME / max(t, 1e-9)))
                     nbytes[pair] = min(_MOST_BYTES, int(larger * nbytes[pair]))
         # All flows send for their whole time: if a flow were half as long, the part that passes
         # freely into queues and buckets at its start would count twice.
         nbytes = {
-            pair: min(_MOST_BYTES, max(size, int(size * _TIME / max(t, 1e-9))))
+            pair: min(_MOST_BYTES, max(size, int(size * TIME / max(t, 1e-9))))
             for (pair, size), t in zip(nbytes.items(), seconds, strict=True)
         }
-        rows = [self.seconds(nbytes) for _ in range(_REPEATS - 1)]
+        rows = [self.seconds(nbytes) for _ in range(REPEATS - 1)]
         for pair, t in zip(pairs, np.min(rows, axis=0), strict=True):
             self.rate[pair] = nbytes[pair] / max(t, 1e-9)
 
@@ -212,11 +170,11 @@ class _Timed:
 
         Each flow has so many bytes that it would take the same time alone.
         """
-        alone = 1.5 * _TIME / len(pairs)
+        alone = 1.5 * TIME / len(pairs)
         nbytes = {pair: max(1, int(alone * self.rate[pair])) for pair in pairs}
         best, count = self.seconds(nbytes), 1
         # Other work makes flows look as if they shared a port, never the opposite.
-        while count < _REPEATS:
+        while count < REPEATS:
             share = (best.max() / alone - 1) / (self._most(pairs) - 1)
             if share < _CLEAR or (count > 1 and share > 1 - _CLEAR):
                 break
@@ -265,7 +223,7 @@ class _Timed:
         fastest = sum(nbytes.values()) / float(seconds.max())
         for _ in range(2):
             nbytes = {
-                pair: max(1, int(_TIME * min(size / t, self.rate[pair])))
+                pair: max(1, int(TIME * min(size / t, self.rate[pair])))
                 for (pair, size), t in zip(nbytes.items(), seconds, strict=True)
             }
             seconds = self.seconds(nbytes)
@@ -364,7 +322,7 @@ class _Switch:
             pairs = [pair for pair in pairs if pair in self._pairs]
             if not pairs:
                 continue
-            nbytes = {p: max(1, int(_TIME * self._timed.rate[p] / 3)) for p in pairs}
+            nbytes = {p: max(1, int(TIME * self._timed.rate[p] / 3)) for p in pairs}
             for (a, b), t in zip(pairs, self._timed.seconds(nbytes), strict=True):
                 i, j = sorted((place[a], place[b]))
                 alone = nbytes[a, b] / min(self.up[a], self.down[b])
@@ -399,12 +357,12 @@ class _Switch:
             of_receiver[b] += 1
         nbytes = {
             (a, b): max(
-                1, int(_TIME * min(self.up[a] / of_sender[a], self.down[b] / of_receiver[b]))
+                1, int(TIME * min(self.up[a] / of_sender[a], self.down[b] / of_receiver[b]))
             )
             for a, b in sorted(pairs)
             if (a, b) in self._pairs
         }
-        took = min(self._timed.seconds(nbytes).max() for _ in range(_REPEATS))
+        took = min(self._timed.seconds(nbytes).max() for _ in range(REPEATS))
         return sum(nbytes.values()) / float(took)
 
     def links(self, first: int) -> list[Link]:
@@ -450,222 +408,3 @@ class _Switch:
             if (group_of[a] == group_of[b]) == within
         ]
         return float(np.median(found)) if found else 0.0
-
-
-# ---------------------------------------------------------------------- the network
-
-
-@dataclasses.dataclass(frozen=True)
-class _Network:
-    """Links as they were found."""
-
-    num_ranks: int
-    num_vertices: int
-    links: Sequence[Link]
-    groups: Sequence[tuple[int, Sequence[int]]]
-
-    def name(self, vertex: int) -> str:
-        """The name of a vertex."""
-        if vertex < self.num_ranks:
-            return f"rank {vertex}"
-        ranks = dict(self.groups).get(vertex)
-        return "the core switch" if ranks is None else f"the switch of ranks {_ranges(ranks)}"
-
-    def confirmed(self) -> _Network:
-        """The network after measuring links that differ from their kind twice more.
-
-        Other work may have caused the difference, so the median counts.
-        """
-        links = list(self.links)
-        for cluster, usual in _kinds(links):
-            for link in cluster if usual else ():
-                rate = float(np.median([link.bandwidth, link.again(), link.again()]))
-                links[links.index(link)] = dataclasses.replace(link, bandwidth=rate)
-        return dataclasses.replace(self, links=links)
-
-    def named(self) -> tuple[list[Link], list[str]]:
-        """The links with the numbers of their kinds, and sentences about those that differ."""
-        found, said, rates = [], [], list[float]()
-        for cluster, usual in _kinds(self.links):
-            median = float(np.median([link.bandwidth for link in cluster]))
-            # Cables and ports whose rates are equal within the accuracy get the same number.
-            close = [rate for rate in rates if abs(rate / median - 1) < _EQUAL]
-            rate = close[0] if close else _rounded(median, 3)
-            if not usual:
-                rates.append(rate)
-                found += [dataclasses.replace(link, bandwidth=rate) for link in cluster]
-                continue
-            for link in cluster:
-                own = _rounded(link.bandwidth, 3)
-                found.append(dataclasses.replace(link, bandwidth=own))
-                ends = f"{self.name(link.src)} to {self.name(link.dst)}"
-                said.append(f"{ends}: {_of(own, _rounded(usual, 3))}")
-        return found, said
-
-
-def _kinds(links: Sequence[Link]) -> list[tuple[list[Link], float]]:
-    """Links grouped by rate and role; with the rate of their kind if they differ from it.
-
-    Kinds come first, with a rate of 0.
-    """
-    by_role, kinds, unlike = defaultdict(list), [], []
-    for link in links:
-        by_role[link.role].append(link)
-    for of_role in by_role.values():
-        clusters = _clusters(of_role)
-        usual = [c for c in clusters if _is_kind(c, of_role)] or [max(clusters, key=len)]
-        kinds += [(cluster, 0.0) for cluster in usual]
-        medians = [float(np.median([link.bandwidth for link in cluster])) for cluster in usual]
-        for cluster in clusters:
-            if cluster not in usual:
-                rate = float(np.median([link.bandwidth for link in cluster]))
-                # A slow link was as fast as a faster kind.
-                key = [(other < rate, abs(np.log(other / rate))) for other in medians]
-                unlike.append((cluster, medians[key.index(min(key))]))
-    return [*kinds, *unlike]
-
-
-def _clusters(links: Sequence[Link]) -> list[list[Link]]:
-    """Links grouped by rate: those of one cluster are each within a few per cent of the next."""
-    ordered = sorted(links, key=lambda link: link.bandwidth)
-    found = [[ordered[0]]]
-    for before, link in itertools.pairwise(ordered):
-        if link.bandwidth > (1 + _SAME) * before.bandwidth:
-            found.append([])
-        found[-1].append(link)
-    return found
-
-
-def _is_kind(cluster: Sequence[Link], links: Sequence[Link]) -> bool:
-    """Whether links are a kind of their own, and not a few that differ from the others."""
-    ends = [{link.src, link.dst} for link in cluster]
-    of_one_end = bool(set.intersection(*ends))
-    return len(cluster) == len(links) or (len(cluster) >= _FEW * len(links) and not of_one_end)
-
-
-def _checked(meter: Meter, found: _Network, generator: np.random.Generator) -> Fit:
-    links, said = found.confirmed().named()
-    by_role = defaultdict(list)
-    for link in links:
-        by_role[link.role].append(link.alpha)
-    medians = {role: float(np.median(of)) for role, of in by_role.items()}
-    alpha = {
-        role: _rounded(seconds, 2) if seconds > _LEAST_LATENCY else 0.0
-        for role, seconds in medians.items()
-    }
-    links = [dataclasses.replace(link, alpha=alpha[link.role]) for link in links]
-    network, missing = _named(found, links)
-    errors = []
-    n = meter.num_ranks
-    for _ in range(_REPEATS + 2):
-        image = generator.permutation(n)
-        pairs = [(a, int(b)) for a, b in enumerate(image) if a != b]
-        if pairs:
-            errors.append(_error(meter, network, pairs))
-    return Fit(network, (*said, *missing), np.array(errors))
-
-
-def _error(meter: Meter, network: Topology, pairs: Sequence[Pair]) -> float:
-    """Seconds of equal flows, relative to those of the link that carries most of them."""
-    src, dst = np.array(pairs).T
-    edges = forwarded_routes(network, src, dst)
-    load = np.bincount(edges.path_link, minlength=network.num_links) / network.bandwidth
-    nbytes = max(1, int(2 * _TIME / load.max()))
-    took = meter.times([Flow(a, b, nbytes) for a, b in pairs]).max()
-    return float(took / (nbytes * load.max()))
-
-
-def _named(found: _Network, links: Sequence[Link]) -> tuple[Topology, list[str]]:
-    """The network, as a torus or a hypercube if it is one, perhaps without some cables."""
-    n = found.num_ranks
-    bandwidth = {(link.src, link.dst): link.bandwidth for link in links}
-    if all(link.role == "cable" for link in links) and n > 2:
-        common = max(set(bandwidth.values()), key=list(bandwidth.values()).count)
-        for whole in _families(n, links[0].alpha, common):
-            edges = set(zip(whole.src.tolist(), whole.dst.tolist(), strict=True))
-            lost = edges - set(bandwidth)
-            if set(bandwidth) <= edges and len(lost) <= max(2, len(edges) // 10):
-                slow = {
-                    pair: Fraction(int(rate), int(common))
-                    for pair, rate in bandwidth.items()
-                    if rate != common
-                }
-                network = whole.scaled(slow) if slow else whole
-                said = [
-                    f"rank {a} to rank {b}: no cable, where {whole.name} has one"
-                    for a, b in sorted(lost)
-                ]
-                return (network.without(sorted(lost)) if lost else network), said
-    columns = zip(*((k.src, k.dst, k.alpha, int(k.bandwidth)) for k in links), strict=True)
-    names = tuple(found.name(v).replace("the ", "") for v in range(found.num_vertices))
-    return Topology(n, *columns, num_vertices=found.num_vertices, vertex_names=names), []  # type: ignore[arg-type]
-
-
-def with_devices(network: Topology, devices: Sequence[Sequence[int]], bandwidth: float) -> Topology:
-    """A network whose ranks are processes, changed to have their devices as ranks.
-
-    Args:
-        devices: the numbers of each process's devices.
-        bandwidth: bandwidth of a process's memory, bytes per second.
-    """
-    n, processes = sum(map(len, devices)), network.num_ranks
-    place = np.arange(network.num_vertices) + n
-    process, device = zip(*((n + p, d) for p, row in enumerate(devices) for d in row), strict=True)
-    rate = int(_rounded(bandwidth, 3))
-    names = [network.vertex_names[v] for v in range(processes, network.num_vertices)]
-    return Topology(
-        n,
-        np.concatenate([place[network.src], process, device]),
-        np.concatenate([place[network.dst], device, process]),
-        np.concatenate([network.alpha, np.zeros(2 * n)]),
-        [*network.exact_bandwidth, *[rate] * (2 * n)],  # type: ignore[arg-type]
-        num_vertices=n + network.num_vertices,
-        vertex_names=(
-            *(f"rank {d}" for d in range(n)),
-            *(f"process {p}" for p in range(processes)),
-            *names,
-        ),
-    )
-
-
-def _families(n: int, alpha: float, bandwidth: float) -> list[Topology]:
-    """Named networks of cables, with ranks in their order."""
-    kwargs = {"alpha": alpha, "bandwidth": int(bandwidth)}
-    found = [topologies.ring(n, bidirectional=False, **kwargs), topologies.ring(n, **kwargs)]
-    for sides in _factorizations(n):
-        if len(sides) > 1:
-            found += [topologies.torus(*sides, **kwargs)]
-    found.append(topologies.fully_connected(n, **kwargs))
-    return found
-
-
-def _factorizations(n: int) -> list[tuple[int, ...]]:
-    """The ways to write a number as a product, in each order."""
-    if n == 1:
-        return [()]
-    return [
-        (side, *rest)
-        for side in range(2, n + 1)
-        if n % side == 0
-        for rest in _factorizations(n // side)
-    ]
-
-
-def _rounded(value: float, digits: int) -> float:
-    return float(f"{value:.{digits - 1}e}")
-
-
-def _of(rate: float, usual: float) -> str:
-    """A rate and the usual one, in bits per second."""
-    units = {"Gbit/s": 1.25e8, "Mbit/s": 1.25e5, "kbit/s": 125.0}
-    unit = next((unit for unit, size in units.items() if usual >= size), "kbit/s")
-    return f"{rate / units[unit]:.3g} of {usual / units[unit]:.3g} {unit}"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Numbers, with runs as FIRST-LAST."""
-    parts = []
-    for _, run in itertools.groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0]):
-        numbers = [number for _, number in run]
-        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
-    return ",".join(parts)

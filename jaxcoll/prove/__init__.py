@@ -86,7 +86,7 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *,
     proof = _prove(text, Asked(kind, ranks, roots, runtime))
     # An argument that does not apply would be taken for a part of the proof.
     if runtime is not None and proof.format != "MSCCL XML":
-        raise NotRead(f"a runtime is of MSCCL XML, and this is {proof.format}; leave it out")
+        raise NotRead(f"only MSCCL XML has runtimes, and this is {proof.format}; leave it out")
     kind_row = KINDS.get(proof.collective)
     if root is not None and (kind_row is None or not kind_row.is_rooted):
         raise NotRead(f"{proof.collective} has no root, got {quoted(root)}; leave it out")

@@ -234,7 +234,7 @@ def _stated(each: Instruction, replicas: int, partitions: int, channel: bool) ->
         count, size = (*_numbers(iota[1]), 0, 0)[:2]
         ids = _iota(each, _numbers(iota[2]), _numbers(iota[3]))
         if count * size != len(ids):
-            raise NotProved(f"{each.place}: {count} groups of {size} are not {len(ids)} ranks")
+            raise NotProved(f"{each.place}: {count} groups of {size} do not make {len(ids)} ranks")
         return _rows(ids, size)
     mesh = _MESH.search(each.after)
     if mesh:
@@ -264,7 +264,7 @@ def _of_mesh(each: Instruction, axes: str, shape_: str, order: str, chosen: str)
     rest = [axis for axis, name in enumerate(names) if name not in along]
     places = _iota(each, [*sides.values()], [*rest, *map(names.index, along)])
     if len(ids) != count:
-        raise NotProved(f"{each.place}: {len(ids)} ids for a mesh of {count}")
+        raise NotProved(f"{each.place} lists {len(ids)} ids for a mesh of {count}")
     return _rows([ids[at] for at in places], math.prod(sides[name] for name in along))
 
 
@@ -272,7 +272,7 @@ def _iota(each: Instruction, shape_: list[int], order: list[int]) -> list[int]:
     """The numbers 0, 1, 2, .. in a shape, with its dimensions in another order."""
     order = order or list(range(len(shape_)))
     if sorted(order) != list(range(len(shape_))) or not 1 <= math.prod(shape_) <= _MOST_RANKS:
-        raise NotProved(f"{each.place}: {shape_} has no order {order}, or is of too many ranks")
+        raise NotProved(f"{each.place}: {order} does not order {shape_}, or ranks are too many")
     stride = [math.prod(shape_[axis + 1 :]) for axis in order]
     return [sum(map(int.__mul__, at, stride))
             for at in itertools.product(*(range(shape_[axis]) for axis in order))]  # fmt: skip
@@ -285,7 +285,7 @@ def _rows(ids: list[int], size: int) -> list[Group]:
 def _numbers(text: str | None) -> list[int]:
     found = re.findall("[0-9]+", text or "")
     if max(map(len, found), default=0) > 18:
-        raise NotRead(f"a number of {max(map(len, found))} digits")
+        raise NotRead(f"a number has {max(map(len, found))} digits; 18 are read")
     return [int(n) for n in found]
 
 
@@ -330,12 +330,12 @@ def _check_cover(module: Module, each: Instruction, found: list[Group]) -> None:
     seen: set[int] = set()
     for rank in (rank for group in found for rank in group):
         if rank in seen or rank >= module.ranks:
-            why = "is in two groups" if rank in seen else f"does not exist, of {module.ranks}"
+            why = "is in two groups" if rank in seen else f"is not one of {module.ranks}"
             raise NotProved(f"{each.place}: rank {rank} {why}", rank)
         seen.add(rank)
     if len(seen) < module.ranks:
         lost = next(rank for rank in range(module.ranks) if rank not in seen)
-        raise NotProved(f"{each.place}: rank {lost} comes to it and is in no group", lost)
+        raise NotProved(f"{each.place}: rank {lost} runs it and is in no group", lost)
     sizes = {len(group) for group in found}
     if base(each) in ("all-gather", "reduce-scatter", "all-to-all") and len(sizes) > 1:
         raise NotProved(f"{each.place}: groups of {sorted(sizes)} ranks must be equally large")

@@ -25,6 +25,7 @@ SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
 _SLOT_BYTES = {"Simple": 2**21, "LL": 2**14, "LL128": 3 * 2**14}
 # For each runtime: the most steps of a block, blocks of a GPU, and channels.
 RUNTIMES = {"msccl": (256, 216, 32), "azure": (256, 1024, 32), "rccl": (64, 64, 128)}
+# The most of all runtimes: elements, characters of a value, attributes, children, place of a chunk.
 NODES, VALUE, ATTRIBUTES, CHILDREN, OFFSETS = 4095, 255, 16, 1024, 2**15 - 1
 _MOST_TAGS, _MOST_RANKS, _MOST_COUNT, _MOST_AWAITED = 2**20, 4096, 71, 127
 _SENDS, _RECEIVES = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrs", "rrc", "rrcs")
@@ -39,17 +40,17 @@ _PARENTS = {"algo": "", "gpu": "algo", "tb": "gpu", "step": "tb"}
 
 class Step(NamedTuple):
     type: str
-    src: tuple[str, int]
+    src: tuple[str, int]  # a buffer and the first chunk there
     dst: tuple[str, int]
-    count: int
-    after: tuple[int, int] | None
-    awaited: bool
+    count: int  # of chunks
+    after: tuple[int, int] | None  # the block and step of its rank that must have ended before
+    awaited: bool  # whether other blocks may wait for it
     line: int
 
 
 class Block(NamedTuple):
-    send: int
-    receive: int
+    send: int  # the rank to which it sends, -1 for none
+    receive: int  # the rank from which it receives, -1 for none
     channel: int
     steps: list[Step]
 
@@ -150,6 +151,7 @@ def _step(each: _Element) -> Step:
 
 
 def _blocks(gpu: _Element, rank: int, ranks: int, channels: int) -> list[Block]:
+    """The blocks of a <gpu>, by their ids, whose peers, channels and waits fit each other."""
     found: dict[int, Block] = {}
     ends: set[tuple[str, int, int]] = set()
     for tb in gpu.children:
@@ -160,7 +162,7 @@ def _blocks(gpu: _Element, rank: int, ranks: int, channels: int) -> list[Block]:
         steps = [s for s in map(_step, tb.children) if s.type != "nop" or s.after is not None]
         for a, b in zip(steps, steps[1:] + [None] * bool(steps), strict=True):
             if a.type == "nop" and (b is None or b.after is None):
-                raise NotRead(f"line {a.line}: after a nop a step must wait for another block, too")
+                raise NotRead(f"line {a.line}: the step after a nop must wait for a block, too")
         used = {("send", send, channel), ("recv", receive, channel)} - {
             ("send", -1, channel), ("recv", -1, channel)}  # fmt: skip
         lacks = (send < 0 and any(s.type in _SENDS for s in steps)) or (
@@ -237,6 +239,7 @@ def prove(text: str, asked: Asked) -> Proof:
               for rank in range(ranks) for b in "ios"}  # fmt: skip
 
     def run(in_place: bool, pieces: int) -> int:
+        # Few programs order uses of a chunk through other ranks, and to follow that is slow.
         for everywhere in (False, True):
             started = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.roots), limits)
             try:

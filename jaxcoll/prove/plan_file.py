@@ -259,12 +259,12 @@ class Gpu:
                     if "buffer_id" in end and lists:
                         buffer = lists[whole(end, "buffer_id", 0, len(lists) - 1)][1]
                     if buffer == "s":
-                        raise NotRead(f"a pipeline of rank {self.rank} uses scratch, of which its "
-                                      "rounds take turns: that is not replayed")  # fmt: skip
+                        raise NotRead(f"a pipeline of rank {self.rank} uses scratch, whose parts "
+                                      "its rounds use in turn; that is not replayed")  # fmt: skip
         if len(sizes) > 1:
             raise NotRead(f"a pipeline of rank {self.rank} has operations on "
-                          f"{' and '.join(map(str, sorted(sizes)))} chunks; of one number of "
-                          "chunks it is replayed")  # fmt: skip
+                          f"{' and '.join(map(str, sorted(sizes)))} chunks; only equal numbers "
+                          "are replayed")  # fmt: skip
 
     def _op(self, said: dict, channels: dict, remote: dict, place: str, share: Share) -> Op:
         name = said.get("name") if isinstance(said, dict) else None
@@ -351,23 +351,23 @@ class Gpu:
         first, size = self._range(said, share)
         rank, is_there = self.rank, isinstance(said, dict) and "buffer_id" in said
         if is_there != (what in ("there", "P")):
-            raise NotProved(f"{place} takes a buffer of {'this' if is_there else 'another'} rank "
-                            "there", self.rank)  # fmt: skip
+            raise NotProved(f"{place} needs a buffer of {'this' if is_there else 'another'} rank "
+                            "in this place", self.rank)  # fmt: skip
         if is_there:
             rank, buffer, _ = remote[whole(said, "buffer_id", 0, len(remote) - 1)]
         else:
             buffer = word(said, "type", ("i", "o", "s"))
         packed, most = what in ("p", "P"), self.layout.sizes[rank][buffer]
         if packed and buffer != "s":
-            raise NotProved(f"{place}: packets lie in scratch, not in {buffer!r}", rank)
+            raise NotProved(f"{place}: packets must lie in scratch, not in {buffer!r}", rank)
         if packed and not self.layout.packets:
             most //= 2  # scratch of the protocol Simple has no room for flags
         if first + size > most:
             raise NotProved(f"{place} uses chunk {first + size - 1} of buffer {buffer!r} of {most} "
                             f"of rank {rank}", rank, first + size - 1)  # fmt: skip
         if is_there and buffer == "s" and self.layout.doubled and not packed:
-            raise NotProved(f"{place}: of two scratch buffers in turn only packets find that of "
-                            "another rank", rank)  # fmt: skip
+            raise NotProved(f"{place}: with two scratch buffers in turn, only packets find the "
+                            "one of another rank", rank)  # fmt: skip
         if packed:
             return End([(rank, "p", first + i) for i in range(size)], True)
         return End([self.layout.buffers.cell(rank, buffer, first + i) for i in range(size)], False)
@@ -376,12 +376,12 @@ class Gpu:
         """The operation, after checking that the kernel runs it as the plan states."""
         rank = self.rank
         if len({len(end.cells) for end in (*op.src, *op.dst)}) > 1:
-            raise NotProved(f"{op.place}: sources and targets are not equally long", rank)
+            raise NotProved(f"{op.place}: sources and targets must be equally long", rank)
         if op.name == "get":
             starts = [[each["index"] for each in said[key]] for key in ("src_buff", "dst_buff")]
             if starts[0] != starts[1]:
-                raise NotProved(f"{op.place}: get takes each offset for the other end, so that "
-                                "only equal ones are right", rank)  # fmt: skip
+                raise NotProved(f"{op.place}: get uses the offset of one end for the other, so "
+                                "both must be equal", rank)  # fmt: skip
         if op.name in PUTS and kind == "memory":
             kinds = [each["type"] for each in said["src_buff"]]
             read = [self._end({**each, "type": kinds[0]}, "here", [], op.place, share)

@@ -96,7 +96,7 @@ def _replayed(said: list, layout: Layout) -> int:
         if layout.parts == 1:
             raise
         chunk = None if error.chunk is None else error.chunk // layout.parts
-        raise NotProved(f"{error} (of every chunk {layout.parts} parts are counted)", error.rank,
+        raise NotProved(f"{error} (chunks are counted in {layout.parts} parts each)", error.rank,
                         chunk) from None  # fmt: skip
     return run.moved
 
@@ -208,7 +208,7 @@ class _Run:
         plain = {(rank, at) for end in ends for rank, buffer, at in end.cells if buffer == "s"}
         for rank, buffer, at in (cell for end in ends for cell in end.cells):
             if buffer == "p" and {(rank, 2 * at), (rank, 2 * at + 1)} & plain:
-                raise NotProved(f"packets of chunk {at} lie over other chunks in scratch of rank "
+                raise NotProved(f"packets of chunk {at} overlap other chunks in scratch of rank "
                                 f"{rank}", rank, at)  # fmt: skip
 
     def to_end(self) -> None:

@@ -113,7 +113,7 @@ def read(value: dict) -> File:
     for key, most in (("edge", len(edges)), ("chunk", what.chunks)):
         fields.integers(0, most - 1)(said[key], key)
     if {len(each) for each in columns} != {sends} or not _rises(ptr, sends):
-        raise NotRead('"step_ptr" must rise from 0 to the number of sends, and columns be as long')
+        raise NotRead('"step_ptr" must rise from 0 to the number of sends in every column')
     _check_claims(what, sends)
     if not what.helpers:
         _check_nobody_helps(what, ends, edges, said["edge"], said["chunk"])
@@ -167,12 +167,12 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
     if not ranks <= vertices <= most:
         raise NotRead(f'"num_vertices" must be an integer from {ranks} to {most}, got {vertices}')
     if len({len(each) for each in columns}) > 1:
-        raise NotRead("columns of links are not equally long")
+        raise NotRead("columns of links must be equally long")
     for i, (a, b, seconds, rate) in enumerate(zip(*columns, strict=True)):
         fine = (not seconds or _within(seconds)) and _within(rate)
         if a == b or max(a, b) >= vertices or not fine:
             raise NotRead(f"link {i} must join two of {vertices} vertices, with an alpha of 0 or "
-                          f"{_LEAST:g} to {_MOST:g} s and a bandwidth of as much")  # fmt: skip
+                          f"{_LEAST:g} to {_MOST:g} s and a bandwidth within the same")  # fmt: skip
     links = list(zip(*columns, strict=True))
     if len(said["vertex_names"]) not in (0, vertices):
         raise NotRead(f'"vertex_names" must be one for each of {vertices} vertices')
@@ -187,7 +187,7 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
         if moved != Counter(links):
             raise NotRead("a generator must map ranks to ranks and links onto themselves")
         if any({image[v] for v in switches} != switches for switches in able):
-            raise NotRead("a generator must map switches that copy or add onto their like")
+            raise NotRead("a generator must map switches that copy or add onto such switches")
     ends = list(zip(*columns[:2], strict=True))
     for side in (0, 1):
         if _reached(ends, side, vertices, ranks) < ranks:
@@ -260,7 +260,7 @@ def _edges(value: object, links: list[tuple[int, int]], ranks: int) -> list[Edge
     })  # fmt: skip
     src, dst, ptr, path = said.values()
     if len(src) != len(dst) or len(ptr) != len(src) + 1 or not _rises(ptr, len(path)):
-        raise NotRead('"path_ptr" must rise from 0 to the number of links, and columns be as long')
+        raise NotRead('"path_ptr" must rise from 0 to the number of links, a path for every edge')
     edges = [Edge(a, b, tuple(path[begin:end]))
              for a, b, (begin, end) in zip(src, dst, pairwise(ptr), strict=True)]  # fmt: skip
     for e, (a, b, way) in enumerate(edges):
@@ -287,18 +287,18 @@ def _collective(value: object, name: str) -> What:
     kind, ranks, shares = said["kind"], said["num_ranks"], said["shares"]
     if shares and isinstance(shares[0], list):
         if {len(row) for row in shares} != {ranks} or len(shares) != ranks:
-            raise NotRead(f'"shares" of pairs are {ranks} rows of {ranks} numbers')
+            raise NotRead(f'"shares" of pairs must be {ranks} rows of {ranks} numbers')
         shares = [share for row in shares for share in row]
     if kind not in KINDS:
         raise NotRead(f'"kind" must be one of {", ".join(KINDS)}, got {quoted(kind)}')
     groups = [list(range(ranks))] if said["groups"] is None else said["groups"]
     members = [rank for group in groups for rank in group]
     if not groups or not all(groups) or len(set(members)) < len(members) or max(members) >= ranks:
-        raise NotRead('"groups" must be of ranks, none of them empty, and no rank in two places')
+        raise NotRead('"groups" must hold ranks, no group empty and no rank in two places')
     row = KINDS[kind]
     roots = row.places(said["root"], min(map(len, groups)))
     if roots is None:
-        raise NotRead(f'"root" must be a place in every group, and not of {kind}')
+        raise NotRead(f'"root" must be a place in every group, and fit {kind}')
     if shares is not None and (
         not row.takes_shares
         or len(groups[0]) < ranks
@@ -307,7 +307,7 @@ def _collective(value: object, name: str) -> What:
         or row.is_exchange != isinstance(said["shares"][0], list)
     ):
         each = "a row for each" if row.is_exchange else "one for each"
-        raise NotRead(f'"shares" are {each} of {ranks} ranks in one group, not all 0')
+        raise NotRead(f'"shares" must be {each} of {ranks} ranks in one group, not all 0')
     what = What(kind, ranks, groups, roots, said["chunks_per_shard"], shares, said["helpers"])
     if what.chunks > _INT32:
         raise NotRead(f"{what.chunks} chunks are more than can be numbered")

@@ -127,8 +127,8 @@ class ExecutionCosts:
             checks.put(self, native_order=order_of(self.native_order))
         if self.half_duplex and not (self.native_order or self.order).waits:
             raise TuneError(
-                "half_duplex is of machines whose ranks wait, order 'steps' or 'rounds', not of "
-                f"order {self.order.name!r}"
+                "half_duplex is for machines whose ranks wait, with order 'steps' or 'rounds', "
+                f"not for order {self.order.name!r}"
             )
         for name in ("source", "machine"):
             checks.text(getattr(self, name), name, TuneError)
@@ -355,7 +355,7 @@ def _played(gpus: ExecutionCosts) -> ExecutionCosts:
     )
 
 
-# By a part of the name that a device gives itself; the first that fits.
+# The machine whose charges a device gets, by a part of the device's name; the first that fits.
 _DEVICES = (
     ("GB300", "gb300-rack"), ("B300", "gb300-rack"), ("GB200", "gb200-rack"), ("B200", "b200-host"),
     ("MI300", "mi300x-host"), ("MI325", "mi300x-host"), ("MI350", "mi355x-host"),
@@ -381,11 +381,11 @@ _TPU = ExecutionCosts(
 )
 
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPUS[_OF_GPUS], _TPU)}
-# The costs by the names that arguments may give.
-_NAMED = {
-    **_SHIPPED, "processes": _PROCESSES, "links": _LINKS,
-    "gpu-links": _played(_GPUS[_OF_GPUS]), **_GPUS,
-}  # fmt: skip
+# The costs by the names that arguments may give. Those of the first kind are described in full by
+# ``ExecutionCosts.said``; of the second a backend has several, which only their names tell apart.
+_DESCRIBED = {**_SHIPPED, "processes": _PROCESSES, "links": _LINKS}
+_ONE_OF_SEVERAL = {"gpu-links": _played(_GPUS[_OF_GPUS]), **_GPUS}
+_NAMED = {**_DESCRIBED, **_ONE_OF_SEVERAL}
 MACHINES = tuple(_NAMED)
 
 
@@ -425,6 +425,10 @@ def costs_of(
     return checks.optional(execution, checks.instance, ExecutionCosts, "execution", error)
 
 
-def said_of(costs: ExecutionCosts | None) -> str:
+def said_of(execution: ExecutionCosts | str | None) -> str:
     """A description of the order by which times are computed, with or without a machine."""
-    return f"{LINKS.meaning}; no machine is charged" if costs is None else costs.said
+    costs = costs_of(execution)
+    if costs is None:
+        return f"{LINKS.meaning}; no machine is charged"
+    is_one = isinstance(execution, str) and execution in _ONE_OF_SEVERAL
+    return f"{costs.said} ({execution})" if is_one else costs.said

@@ -114,7 +114,7 @@ class LinkModel:
         name = checks.text(self.name, "name", ScheduleError)
         if not 0 < len(name) <= _MOST_CHARACTERS or not name.isprintable():
             raise ScheduleError(
-                f"a link model's name has 1 to {_MOST_CHARACTERS} characters, in a line; got "
+                f"a link model's name has 1 to {_MOST_CHARACTERS} characters in one line, got "
                 f"{checks.shown(name)}"
             )
         checks.flag_fields(self, ScheduleError, "alpha_occupies", "ties_as_pushed")
@@ -126,9 +126,14 @@ class LinkModel:
                     f"{field} must be a function of ({takes}), got {checks.shown(given)}"
                 )
         if self.law is None and self.network is not None:
-            raise ScheduleError("network= is of a law that is faster than a link; give law=, too")
+            raise ScheduleError(
+                "network= belongs to a law that is faster than a link; give law=, too"
+            )
         if self.law is not None and self.alpha_occupies:
-            raise ScheduleError("alpha_occupies= is of a linear model; a law says what is busy")
+            raise ScheduleError(
+                "alpha_occupies= belongs to a model without a law; a law states itself how "
+                "long a link is busy"
+            )
 
     def __str__(self) -> str:
         return self.name
@@ -231,8 +236,8 @@ class LinkModel:
             said = " ".join(str(error).rpartition("frontend)")[2].split())
             raise ScheduleError(
                 f"the law of link model {self.name!r} failed, {type(error).__name__}: {said:.300}; "
-                "it takes (link, nbytes, serial, alpha, ready, start) and returns two integers, "
-                "ticks (busy, delay), by what Numba compiles"
+                "it must take (link, nbytes, serial, alpha, ready, start), return two integers, "
+                "the ticks (busy, delay), and use only what Numba can compile"
             ) from error
 
     def answered(
@@ -297,8 +302,8 @@ class LinkModel:
                 "take one after another: return less"
             )
         raise ScheduleError(
-            f"{where}, before one that the link took earlier, and nothing overtakes on a link: "
-            "return a busy of messages that arrive late that lasts as much longer"
+            f"{where}, before one that the link took earlier, but no message may overtake another: "
+            "if a law delays a message, it must keep the link busy for as long"
         )
 
     # ------------------------------------------------------------------ bounds
@@ -355,12 +360,12 @@ def link_model(given: str | LinkModel, error: type[JaxcollError] = ScheduleError
     if not isinstance(given, LinkModel):
         if not isinstance(given, str) or given not in LINK_MODELS:
             raise error(
-                f"model must be one of {', '.join(LINK_MODELS)}, got {checks.shown(given)}; one of "
-                "your own is a jaxcoll.simulation.LinkModel"
+                f"model must be one of {', '.join(LINK_MODELS)}, got {checks.shown(given)}; a "
+                "model of your own is a jaxcoll.simulation.LinkModel"
             )
         return LINK_MODELS[given]
     if given != LINK_MODELS.get(given.name, given):
-        raise error(f"model {given.name!r} is another one of that name; call yours otherwise")
+        raise error(f"{given.name!r} is already the name of another model; give yours another name")
     return given
 
 

@@ -22,13 +22,13 @@ from jaxcoll.schedule import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """Delays of steps in which a rank sends to so many others, by the bytes of the busiest rank.
+    """The delays of steps with one number of peers, by the bytes of the busiest rank.
 
     Between two sizes a delay is a straight line, below the first it is that of the first, and above
     the last it grows in proportion.
 
     Attributes:
-        peers: to how many others a rank sends.
+        peers: the number of ranks that a rank sends to in a step.
         nbytes: sizes in ascending order, the bytes that the busiest rank sends or receives in the
             step.
         seconds: the delay of each.
@@ -71,7 +71,7 @@ def delays_of(schedule: Schedule, nbytes: Number, delays: Sequence[Delay]) -> fl
 
     Args:
         nbytes: bytes of a rank's buffer.
-        delays: by ascending peers.
+        delays: curves in ascending order of peers.
     """
     loads, whole = step_loads(schedule)
     if not delays or not len(loads):
@@ -85,9 +85,9 @@ def seconds_of(peers: np.ndarray, sent: np.ndarray, delays: Sequence[Delay]) -> 
     """The delay of each step, in seconds.
 
     Args:
-        peers: to how many others a rank sends, at least 1.
+        peers: the number of ranks that a rank sends to in each step, at least 1.
         sent: bytes that the busiest rank sends.
-        delays: by ascending peers, one at least.
+        delays: one or more curves in ascending order of peers.
     """
     known, at = np.log([delay.peers for delay in delays]), np.log(peers)
     found = np.asarray([delay.at(sent) for delay in delays])

@@ -33,9 +33,10 @@ from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.patterns.exchange import Exchange
 from jaxcoll.synth.patterns.rail_gather import RailGather
 from jaxcoll.synth.registry import REGISTRY
-from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
+from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.open_shop import OpenShop
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.earliest_tree import EarliestTree
 from jaxcoll.synth.trees.joint_trees import JointTrees

@@ -314,7 +314,7 @@ class _Race:
         )
         self.nbytes = as_fraction(portfolio.nbytes)
         self.model = link_model(portfolio.model)
-        # Of what schedules can do: switches that copy and add might do better, and never will here.
+        # The bound of schedules: switches that copy and add might do better, but are not used here.
         network = self.model.bounded_by(problem.topology.forwarding_only())
         least = bound(network, problem.collective, self.nbytes).time
         if self.execution is not None:
@@ -395,7 +395,7 @@ class _Race:
         if not climb.left:
             return False
         work = self.work_of(climb)
-        # Of thousands of ranks a try takes as long as all tries of hundreds, to gain a few percent.
+        # With thousands of ranks a try takes as long as all tries with hundreds, for a few percent.
         if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.goal:
             return False
         return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough

@@ -144,7 +144,7 @@ def synthesize(
             maker = dataclasses.replace(maker, execution=problem.execution)
         if model is not None:
             maker = dataclasses.replace(maker, model=model)
-        # Of all in the registry one takes unequal shards, and one those of pairs: nothing to choose
+        # Only one in the registry takes unequal shards, and one those of pairs: nothing to choose
         # from.
         if problem.collective.pair_shares is not None and not maker.names:
             maker = OpenShop(float(maker.nbytes))

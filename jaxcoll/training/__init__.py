@@ -107,7 +107,7 @@ class LeafSums:
         check_order(self.order, self.wire)
 
     def for_update(self, step: Any) -> LeafSums:
-        """With random bits of its own for a step, an integer that may be traced."""
+        """The same sums with random bits of their own for a step, an integer that may be traced."""
         if self.wire is None:
             return self
         # Buckets count from 0 in each trace, or another trace would draw other bits.

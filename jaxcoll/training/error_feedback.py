@@ -194,7 +194,7 @@ class _Feedback:
         """The residuals of a state that belongs to these gradients."""
         if not isinstance(state, FeedbackState):
             raise CollectiveError(
-                "the state of error_feedback is what its init gave, got "
+                "the state must be what init of error_feedback returned, got "
                 f"{checks.shown(type(state).__name__)}"
             )
         given = jax.tree.map(np.shape, state.residual)

@@ -44,8 +44,8 @@ class Cut:
     Attributes:
         shape: the shape of the whole array, as a program has reshaped it.
         origin: the shape in which it was cut; the elements and their order are the same.
-        axes: for every dimension of ``origin`` the mesh axes that cut it into blocks.
-        ways: for every dimension of ``origin`` into how many blocks.
+        axes: for every dimension of ``origin``, the mesh axes that cut it into blocks.
+        ways: for every dimension of ``origin``, the number of blocks.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class Cut:
 
     @property
     def spec(self) -> PartitionSpec:
-        """That of the blocks."""
+        """The spec of an array that is cut into the blocks."""
         return PartitionSpec(*(names or None for names in self.axes))
 
     def width(self, n: int) -> int:
@@ -103,7 +103,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole array."""
+        """The shape of the whole array."""
         return self.cut.shape
 
 

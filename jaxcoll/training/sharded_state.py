@@ -157,7 +157,7 @@ def names_on(path: tuple) -> Names:
 
 
 def _cut_at(path: tuple, cuts: Mapping[Names, Cut]) -> Cut | None:
-    """That of the parameter to which the state at a path belongs, if any."""
+    """The cut of the parameter to which the state at a path belongs, if any."""
     # The state repeats the tree of the parameters somewhere inside: mu/layers/0/kernel belongs to
     # layers/0/kernel, and the longest such end wins, since "kernel" alone may be another.
     names = names_on(path)
@@ -199,7 +199,7 @@ def of_row(state: Any, cuts: Mapping[Names, Cut], ranks: Ranks) -> Any:
     """
     if not is_state(state):
         raise CollectiveError(
-            f"the state of zero is what its init gave, got {type(state).__name__}"
+            f"the state must be what init of zero returned, got {type(state).__name__}"
         )
     n, axes = ranks.n, tracked(ranks.axis_name)
 
@@ -380,7 +380,7 @@ def _axes_at(path: tuple, specs: Mapping[Names, PartitionSpec]) -> tuple[str, ..
 
 
 def row_spec(axis_name: AxisName, axes: tuple[str, ...] = ()) -> PartitionSpec:
-    """That of rows over an axis, or over several, with blocks side by side over ``axes``."""
+    """The spec of rows over one axis or several, with blocks side by side over ``axes``."""
     names = names_of(axis_name)
     rows = names[0] if len(names) == 1 else names
     return PartitionSpec(rows, axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec(rows)

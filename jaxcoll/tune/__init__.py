@@ -22,11 +22,12 @@ from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 
 if TYPE_CHECKING:
+    from jaxcoll.tune.backend_space import jax_space
     from jaxcoll.tune.in_use import this_machine, use
     from jaxcoll.tune.offline_tuner import BucketSizes, Outcome, bucket_bytes, offline
     from jaxcoll.tune.training_step.online_tuner import online
     from jaxcoll.tune.training_step.report import Recording, Report, replay
-    from jaxcoll.tune.trial import jax_space, tasks_of
+    from jaxcoll.tune.trial import tasks_of
 
 # Names that need jax -> their modules.
 _NEED_JAX = {
@@ -35,7 +36,7 @@ _NEED_JAX = {
     "Recording": "training_step.report",
     "Report": "training_step.report",
     "bucket_bytes": "offline_tuner",
-    "jax_space": "trial",
+    "jax_space": "backend_space",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
     "replay": "training_step.report",

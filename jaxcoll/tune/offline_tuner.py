@@ -32,10 +32,11 @@ from jaxcoll.execute.buckets import BUCKET_BYTES
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
+from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
-from jaxcoll.tune.trial import COLLECTIVES, Trial, jax_space
+from jaxcoll.tune.trial import COLLECTIVES, Trial
 
 log = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ import numpy as np
 from jaxcoll.calibration.fit import fit, price, with_links
 from jaxcoll.errors import FormatError
 from jaxcoll.io.timings import Timing
+from jaxcoll.kinds import KINDS, names_in
 from jaxcoll.measured import PERMUTE, Curve, Table, curves_of, machine_of, tables
 from jaxcoll.measured.native import at, at_size
 from jaxcoll.numerics import checks
@@ -60,18 +61,10 @@ MOST = 0.25  # of any row
 # What is taken for the machine's own collectives where its links are fitted: synthesizer and chunks
 # per shard. Rings for NVSwitches, cut so that a switch forwards as they come; one step each on full
 # meshes.
-_SWITCHED = {
-    "all_gather": ("nccl_ring", 8),
-    "reduce_scatter": ("nccl_ring", 8),
-    "all_reduce": ("nccl_ring", 8),
-    "all_to_all": ("direct", 8),
-}
-_MESHED = {
-    "all_gather": ("bfb", 1),
-    "reduce_scatter": ("bfb", 1),
-    "all_reduce": ("bfb", 1),
-    "all_to_all": ("direct", 1),
-}
+_SWITCHED, _MESHED = (
+    {name: ("direct" if KINDS[name].is_pairwise else gather, chunks) for name in names_in("lax")}
+    for gather, chunks in (("nccl_ring", 8), ("bfb", 1))
+)
 LINKS = {
     "a100-host": {"all_reduce": ("nccl_ring", 8)},
     "h100-host": _SWITCHED, "b200-host": _SWITCHED, "gb200-rack": _SWITCHED,
@@ -98,9 +91,9 @@ class Prediction:
     Attributes:
         way: the way of predicting, see the module.
         table: where the time is published.
-        curve: that it is on.
-        nbytes, seconds: as measured.
-        predicted: seconds.
+        curve: the curve that it belongs to.
+        nbytes, seconds: the size, and the measured time.
+        predicted: the predicted time, in seconds.
     """
 
     way: str
@@ -112,12 +105,12 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Relative: 0.02 where the prediction is 2 % too slow."""
+        """The relative error: 0.02 if the prediction is 2 % too slow."""
         return self.predicted / self.seconds - 1
 
     @property
     def size_class(self) -> str:
-        """In words."""
+        """The class of the size in ``CLASSES``, in words."""
         return class_of(self.nbytes)
 
 

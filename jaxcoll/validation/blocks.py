@@ -69,5 +69,5 @@ class BlockLaw:
 
 
 def _steps(sides: Sequence[int]) -> int:
-    """Of rings along one dimension after another."""
+    """The number of steps of rings along one dimension after another."""
     return sum(side - 1 for side in sides)

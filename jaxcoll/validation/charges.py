@@ -1,14 +1,16 @@
-"""Charges of a machine's programs, fitted to its published permutes and all_to_alls.
+"""The charges of a machine's programs, fitted to published times of its permutes and all_to_alls.
 
-A step of a program sends to one other rank or to several. The times of the first are those of
-permutes (over the patterns that were measured their geometric mean), the times of the others those
-of an all_to_all among as many ranks. Both are split into a start-up of the step, one per message,
-the links by the data sheet, and the rest, which ``ExecutionCosts.delays`` has as curves. The copies
-of a program are not part of these times; they are charged at the memory's data sheet. ``jax.lax``
-has the start-up and the time per byte that its collectives among 8 ranks take beyond the links.
+In a step of a program, a rank sends to one other rank or to several. A step with one peer takes as
+long as a permute (the geometric mean, if several patterns were measured), and a step with k peers
+as long as an all_to_all among k + 1 ranks. Such a time has four parts: a start-up of the step, a
+start-up of each message, the links by the data sheet, and a rest, which ``ExecutionCosts.delays``
+holds as curves. These times contain no copies, so copies are charged at the memory's data sheet.
+``jax.lax`` is charged a start-up and a time per byte: what its collectives among 8 ranks take
+beyond the links.
 
-Fitted without the rows that the seed draws, charges say how good they are (``predicted``); with all
-rows they are those that the library ships (``simulation/charges.json``).
+Charges that are fitted without the rows that a seed draws show how well they predict those rows
+(``predicted``). The library ships the charges that are fitted to all rows
+(``simulation/charges.json``).
 """
 
 from __future__ import annotations
@@ -40,13 +42,14 @@ MEMORY = {
     "h100-host": 3.35e12, "b200-host": 8e12, "gb200-rack": 8e12, "gb300-rack": 8e12,
     "rubin-rack": 22e12, "mi300x-host": 5.3e12, "mi355x-host": 8e12,
 }  # fmt: skip
-# Compiled programs show two copies and one addition of the bytes that arrive, each of which reads
-# and writes memory.
+# Passes over memory per byte that arrives: compiled programs show two copies and one addition, each
+# of which reads and writes memory.
 _COPIED, _ADDED = 4.0, 3.0
 _NATIVE_RANKS = 8
-_APART = 4  # times the size of a row until the next that a curve keeps
-_DIGITS = 4
+_APART = 4  # the least ratio of the sizes of two successive rows that a curve keeps
+_DIGITS = 4  # of a charge
 
+# Tells which rows of a curve are held out of a fit: bool of shape (rows,).
 Held = Callable[[Curve], np.ndarray]
 
 
@@ -57,13 +60,13 @@ def nothing_held(curve: Curve) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Times of a step in which a rank sends to so many others.
+    """Measured times of a step, by size.
 
     Attributes:
-        peers: how many others.
-        nbytes: that a rank sends in the step.
-        seconds: as measured.
-        curves: that these are of.
+        peers: number of ranks that each rank sends to in the step.
+        nbytes: bytes that a rank sends in the step, ascending, of shape (sizes,).
+        seconds: the measured time of each size.
+        curves: the curves that the times come from.
     """
 
     peers: int
@@ -82,7 +85,8 @@ def fitted(name: str, held: Held = nothing_held) -> ExecutionCosts:
     steps = [each for each in _steps(machine, held) if len(each.nbytes)]
     rest = {each.peers: each.seconds - _on_links(machine, each) for each in steps}
     least = {peers: float(seconds.min()) for peers, seconds in rest.items()}
-    # On hosts of MI300X a permute starts later than an all_to_all: no start-up may be above either.
+    # The largest start-ups that no measured step beats. Both kinds of steps limit them, because on
+    # hosts of MI300X a permute starts later than an all_to_all.
     slopes = [(took - least[1]) / (peers - 1) for peers, took in least.items() if peers > 1]
     permute = max(0.0, min(slopes))
     step = max(0.0, min(took - peers * permute for peers, took in least.items()))
@@ -97,7 +101,7 @@ def fitted(name: str, held: Held = nothing_held) -> ExecutionCosts:
 
 
 def _steps(machine: Machine, held: Held) -> Iterator[Steps]:
-    """Of permutes, then of all_to_alls by ranks, without the rows that are held out."""
+    """The steps of permutes, then of all_to_alls by ranks, without the rows that are held out."""
     permutes = [curve for _, curve in curves_of(machine.name, PERMUTE)]
     yield _together(1, permutes, held)
     exchanges: dict[int, list[Curve]] = {}
@@ -109,7 +113,7 @@ def _steps(machine: Machine, held: Held) -> Iterator[Steps]:
 
 
 def _together(peers: int, curves: Sequence[Curve], held: Held) -> Steps:
-    """The geometric mean of curves at each size."""
+    """One time per size: the geometric mean over the curves that have it."""
     logarithms: dict[int, list[float]] = {}
     for curve in curves:
         kept = ~held(curve)
@@ -117,13 +121,19 @@ def _together(peers: int, curves: Sequence[Curve], held: Held) -> Steps:
             logarithms.setdefault(int(nbytes), []).append(float(np.log(seconds)))
     sizes = np.asarray(sorted(logarithms), float)
     means = np.asarray([float(np.mean(logarithms[int(size)])) for size in sizes])
-    # Of a rank's buffer in an all_to_all one part stays.
-    share = 1.0 if peers == 1 else peers / (peers + 1)
-    return Steps(peers, sizes * share, rising(sizes, np.exp(means)), tuple(curves))
+    return Steps(peers, sizes * _sent(peers), rising(sizes, np.exp(means)), tuple(curves))
+
+
+def _sent(peers: int) -> float:
+    """The share of its buffer that a rank sends in a step: one part of an all_to_all stays."""
+    return 1.0 if peers == 1 else peers / (peers + 1)
 
 
 def _on_links(machine: Machine, steps: Steps) -> np.ndarray:
-    """Seconds on links by the data sheet, in which a rank sends."""
+    """Seconds that the links take by the data sheet.
+
+    Behind a switch all messages of a rank share one link; on a mesh each has a link of its own.
+    """
     network = machine.topology(_NATIVE_RANKS)
     alpha, bandwidth = float(network.alpha[0]), float(network.bandwidth[0])
     if network.num_vertices > network.num_ranks:
@@ -132,7 +142,7 @@ def _on_links(machine: Machine, steps: Steps) -> np.ndarray:
 
 
 def _delay(steps: Steps, seconds: np.ndarray) -> Delay:
-    """A curve through rows that lie apart, the first and the last among them."""
+    """A curve through some of the rows: the first, the last, and those between that lie apart."""
     kept = [0]
     for i in range(1, len(steps.nbytes)):
         if steps.nbytes[i] >= _APART * steps.nbytes[kept[-1]] or i == len(steps.nbytes) - 1:
@@ -175,9 +185,9 @@ def _rounded(value: float) -> float:
 
 
 def priced(name: str, costs: ExecutionCosts) -> Iterator[tuple[Table, Curve, np.ndarray]]:
-    """The curves of a machine that charges price, and the seconds of their rows by them.
+    """The curves of a machine that charges price, with the predicted seconds of their rows.
 
-    Rows in half precision, and all_reduces with sums in switches, are not theirs.
+    Charges do not price rows in half precision, nor all_reduces that add in switches.
     """
     machine = machine_of(name)
     for table, curve in curves_of(name):
@@ -186,18 +196,17 @@ def priced(name: str, costs: ExecutionCosts) -> Iterator[tuple[Table, Curve, np.
 
 
 def _peers(curve: Curve) -> int:
-    """To how many others a rank sends in a step that the curve is of; 0 if it is of no step."""
+    """The number of ranks that a rank sends to in the step of a curve; 0 if it is not one step."""
     if curve.collective == PERMUTE:
         return 1
     return curve.ranks - 1 if KINDS[curve.collective].is_pairwise and curve.ranks > 2 else 0
 
 
 def predicted(machine: Machine, costs: ExecutionCosts, curve: Curve) -> np.ndarray | None:
-    """Seconds of a curve's rows by charges; None of a curve that they do not price."""
+    """Seconds of a curve's rows by charges; None for a curve that they do not price."""
     peers = _peers(curve)
     if peers:
-        share = 1.0 if peers == 1 else peers / (peers + 1)
-        steps = Steps(peers, curve.nbytes * share, curve.seconds, (curve,))
+        steps = Steps(peers, curve.nbytes * _sent(peers), curve.seconds, (curve,))
         start = costs.step + peers * costs.permute + _on_links(machine, steps)
         return start + seconds_of(np.full(len(curve.ns), peers), steps.nbytes, costs.delays)
     if curve.ranks != _NATIVE_RANKS or curve.collective not in NATIVE_KINDS:
@@ -215,9 +224,9 @@ SLICES = ("tpu-v5p-8", "tpu-v6e-8", "tpu-v6e-256")
 
 
 def of_slices() -> Iterator[tuple[Curve, np.ndarray]]:
-    """The curves of slices of TPUs, and the seconds of their rows by the charges ``tpu``.
+    """The curves of slices of TPUs, and the seconds that the charges ``tpu`` predict of their rows.
 
-    Start-up and bytes of a permute are those of these very rows; collectives were fitted to none.
+    The charges of a permute were taken from these rows; those of collectives were fitted to none.
     """
     costs = cast("ExecutionCosts", costs_of("tpu"))
     for name in SLICES:

@@ -161,8 +161,8 @@ def _named_inputs(problem: Problem, names: Any) -> list[tuple[Tensor, Names]]:
         path = max(ends, key=len)
         if len(by_path[path]) > len(tensor.array_dims or ()):
             raise PlanError(
-                f"{tensor.name} has {len(tensor.array_dims or ())} dimensions, its names "
-                f"{by_path[path]} more"
+                f"{tensor.name} has {len(tensor.array_dims or ())} dimensions, and "
+                f"{by_path[path]} names more of them"
             )
         used.add(path)
         found.append((tensor, by_path[path]))

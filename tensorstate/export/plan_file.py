@@ -186,9 +186,9 @@ class PlanFile:
             for leaf, again in zip(written, decided, strict=True):
                 if leaf.spec != again.spec:
                     raise PlanError(
-                        f"the file has {named(leaf.name)} as {shown(leaf.spec)}, its decisions as "
-                        f"{shown(again.spec)}: "
-                        "it was edited or cut short; save the plan again"
+                        f"the file states {shown(leaf.spec)} for {named(leaf.name)}, but its "
+                        f"decisions make it {shown(again.spec)}: it was edited or cut short; "
+                        "save the plan again"
                     )
         # 1e-6, since sums of the same decisions in another order differ in the last bits.
         found = {**self.found, "objective": self.options.value(cost)}

@@ -204,7 +204,7 @@ def loads(text: str) -> PlanFile:
     except FormatError:
         raise
     except JaxcollError as error:  # from a constructor: only constructors check the values
-        raise FormatError(f"a plan with content that is refused: {error}") from error
+        raise FormatError(f"the content of this plan is refused: {error}") from error
 
 
 # A number of a class, a node or a tensor, or a size. Python's integers have no bound, and arrays
@@ -277,7 +277,10 @@ def _read_mesh(value: object, where: str) -> MeshShape:
     sizes = fields.take("sizes", readers.list_of(readers.whole(1, MOST)))
     fields.end()
     if len(names) != len(sizes) or len(set(names)) < len(names) or len(names) > MOST_AXES:
-        raise FormatError(f"{where} must have a size for every of at most {MOST_AXES} axes")
+        raise FormatError(
+            f"{where} must have one size for each axis, and at most {MOST_AXES} axes of "
+            "different names"
+        )
     return MeshShape.of(dict(zip(names, sizes, strict=True)))
 
 
@@ -294,7 +297,7 @@ def _read_context(value: object, where: str) -> TraceContext:
     types = fields.take("types", readers.list_of(read_type))
     fields.end()
     if len(kinds) != len(mesh.names):
-        raise FormatError(f"{where}.kinds must have one of each of {len(mesh.names)} axes")
+        raise FormatError(f"{where}.kinds must have one kind for each of {len(mesh.names)} axes")
     typed = tuple(AxisType[kind] for kind in kinds)
     return TraceContext(AbstractMesh(mesh.sizes, mesh.names, axis_types=typed), is_set, types)
 
@@ -339,7 +342,7 @@ def _read_kept(fields: readers.Fields) -> dict[int, Keeping]:
         twice = sorted(kept.keys() & set(nodes))
         if twice:
             raise FormatError(
-                f"{keeping.name} must hold no node that is {kept[twice[0]]}, got {twice[0]}"
+                f"{keeping.name} must not hold node {twice[0]}, which is already {kept[twice[0]]}"
             )
         kept |= dict.fromkeys(sorted(set(nodes)), keeping)
     return kept
@@ -361,7 +364,9 @@ def _read_found(value: object, where: str) -> dict[str, Any]:
 def _read_padding(value: object, where: str) -> dict[int, int]:
     rows = readers.list_of(readers.list_of(readers.whole(2, MOST)))(value, where)
     if any(len(row) != 2 or not row[0] < row[1] <= 2 * row[0] for row in rows):
-        raise FormatError(f"{where} must be pairs of a size and a larger one, of at most twice it")
+        raise FormatError(
+            f"{where} must be pairs of a size and a larger size, at most twice as large"
+        )
     sizes = dict(rows)
     if len(sizes) < len(rows):
         raise FormatError(f"{where} names a size twice")
@@ -440,7 +445,9 @@ def _read_candidate(value: object, where: str) -> tuple[Any, int]:
     try:
         return REGISTRY[name](**parameters), chunks
     except TypeError as error:
-        raise FormatError(f"{where}: {name} does not take these: {shown(str(error))}") from None
+        raise FormatError(
+            f"{where}: {name} does not take these parameters: {shown(str(error))}"
+        ) from None
 
 
 def _leaf_reader(mesh: MeshShape) -> Callable[[object, str], Leaf]:
@@ -459,7 +466,9 @@ def _read_spec(value: object, where: str, mesh: MeshShape, dims: int) -> Partiti
     axes = readers.list_of(readers.list_of(readers.text))(value, where)
     named = [name for of_dim in axes for name in of_dim]
     if len(axes) > dims or len(set(named)) < len(named) or not set(named) <= set(mesh.names):
-        raise FormatError(f"{where} must shard its {dims} dimensions along axes of the mesh, once")
+        raise FormatError(
+            f"{where} must shard at most {dims} dimensions along axes of the mesh, each axis once"
+        )
     one = (names if len(names) > 1 else names[0] if names else None for names in axes)
     return PartitionSpec(*one)
 

@@ -43,7 +43,10 @@ class TraceContext:
         return cls(next(given, mesh), False, types)
 
     def typed(self, args: Any) -> Any:
-        """Arguments with these types, whatever theirs are; other arguments without a sharding."""
+        """The arguments with the shardings of this context in their types, instead of their own.
+
+        Arguments of another step, to which these do not fit, have none.
+        """
         leaves, tree = jax.tree.flatten(args)
         types = self.types if len(self.types) == len(leaves) else (None,) * len(leaves)
         pairs = zip(leaves, types, strict=True)
@@ -56,7 +59,7 @@ class TraceContext:
         sharding = NamedSharding(self.mesh_here, spec)
         try:
             sharding.shard_shape(leaf.shape)
-        except ValueError:  # an argument of another step
+        except ValueError:  # the sharding does not divide an argument of another step
             return untyped
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

@@ -83,7 +83,7 @@ class _Interleaving:
             by_phase[operators[0].phase].append(operators)
         if [len(of_phase) for of_phase in by_phase.values()] != [1, 1]:
             raise _refused(
-                f"it takes one scan over layers forward and one backward, the step has "
+                "the step must have one scan over layers forward and one backward, and has "
                 f"{len(by_phase['forward'])} and {len(by_phase['backward'])}"
             )
         forward, backward = by_phase["forward"][0], by_phase["backward"][0]

@@ -176,7 +176,7 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
 
     Args:
         graph: the training step.
-        factor: the batch; by default ``batch_factor`` the graph.
+        factor: the factor of the batch; that of ``batch_factor`` if omitted.
 
     Raises:
         PlanError: the step has no batch, or an operator needs the full batch at once.
@@ -247,14 +247,14 @@ class BatchTracker:
         """Record the stage of an operator, and the placements of its results along the batch."""
         reads = [self.batch_placements[use.tensor] for use in operator.operands]
         reads_batch = any(placement >= 0 for placement in reads)
-        after_forward = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
+        known_later = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
         # For sums over microbatches, f(a) + f(b) is f(a + b) only if f is linear; any other
         # operator waits for the whole sum, after the loop. The optimizer always waits, even if its
         # first operator is linear, because it runs once per step.
         is_linear = all(reads[i] == SUM for i in partial) and partial in operator.linear
-        if after_forward or (partial and (operator.phase == "optimizer" or not is_linear)):
-            unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
+        if known_later or (partial and (operator.phase == "optimizer" or not is_linear)):
+            unsplit = [*known_later, *(operator.operands[i].tensor for i in partial)]
             if reads_batch:
                 name, origin = self.graph.tensors[unsplit[0]].name, self.origin[unsplit[0]]
                 by = f"{origin.primitive} ({origin.source})"
@@ -329,6 +329,11 @@ class BatchTracker:
         return label
 
     def _result(self, operator: Operator, label: int, labels: tuple[int, ...]) -> int:
+        """The placement along the batch of a result whose dimensions have these labels.
+
+        Raises:
+            PlanError: the result is neither one per example nor a sum over examples.
+        """
         if label in labels:
             return labels.index(label)
         if label not in operator.reductions:
@@ -382,7 +387,7 @@ def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) ->
                 producer = graph.tensors[first].producer
                 made = None if producer is None else graph.operators[producer]
                 if made is None or made.primitive != "fill" or np.any(made.eqn.inputs[0].value):
-                    why = "its carry adds up the examples from a value on that is not zero"
+                    why = "its carry adds the examples to a value that is not zero"
                     tracker.refuse(graph.operators[leave], why)
 
 
@@ -392,7 +397,7 @@ def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
     A loop of the step is in one stage, together with the loop that mirrors it.
 
     Raises:
-        PlanError: an operator of a body needs the full batch, while others have a microbatch.
+        PlanError: an operator of a loop's body needs the full batch, and others a microbatch.
     """
     in_loop = [stage == "loop" for stage in tracker.stages]
     bodies: dict[int, list[int]] = {}

@@ -97,8 +97,8 @@ def read_hlo(text: str, mesh: MeshShape, lengths: frozenset[int] | None = None) 
     module = parse(text)
     if module.num_partitions != mesh.num_devices:
         raise PlanError(
-            f"the program is compiled for {module.num_partitions} devices, the plan is for a mesh "
-            f"of {mesh.num_devices}"
+            f"the program was compiled for {module.num_partitions} devices, but the plan is "
+            f"for a mesh of {mesh.num_devices}"
         )
     walker = _HloWalker(module, mesh, lengths)
     collectives = tuple(walker.visit(module.entry, 1))

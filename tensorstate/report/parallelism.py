@@ -112,9 +112,9 @@ class _KeptWhole:
         )
 
     def _products_with(self, factors: frozenset[int]) -> Iterator[bool]:
-        """Of the products of the forward pass, whether the axis shards one of some factors.
+        """For each product of the forward pass, whether the axis shards one of some factors.
 
-        Of products that have none of these factors, whether it shards nothing.
+        For a product that has none of these factors, whether the axis shards nothing.
         """
         for class_id, of_labels in enumerate(self.baselines.label_factors):
             node, by = self.problem.node(class_id), self._factor(class_id)

@@ -225,7 +225,7 @@ def _run_select_and_scatter(equation: LocalEqn, arrays, shard: LocalShard):
     inside = tuple(range(1, by_window.ndim, 2))
     indices = jnp.arange(math.prod(windows)).reshape([s for w in windows for s in (1, w)])
     is_extremum = by_window == extremum(by_window, axis=inside, keepdims=True)
-    # Of several equal elements the first one is selected.
+    # The first of several equal elements is selected.
     selected = jnp.where(is_extremum, indices, indices.size).min(inside, keepdims=True)
     per_window = source.reshape([size for n in source.shape for size in (n, 1)])
     return [jnp.where(indices == selected, per_window, 0).reshape(operand.shape)]

@@ -39,8 +39,8 @@ DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 # centre: with 97,000 variables it ended 2.1 s after a limit of 3.3 s, with 380,000 3.8 s after 2 s.
 BRANCHED_PER_S = 15_000
 
-# Above this, shared costs stay split if that changes little: the bound of a ViT on 2x4 devices with
-# 85,000 variables took 21 CPU s to the end, and 7 within a twentieth of the gap.
+# Above this, shared costs stay split if that changes little: the exact bound of a ViT on 2x4
+# devices, with 85,000 variables, took 21 CPU s, and one within a twentieth of the gap took 7.
 SPLIT_MIN_VARS = 80_000
 
 # The relative distance from a bound within which a plan counts as optimal: that of rounding.
@@ -114,7 +114,8 @@ def solve_by_size(
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
-            is_last = relaxed.status == Status.LIMIT and len(best[1].values)  # larger take longer
+            # Where even the relaxation ran out of time, a program of more placements would too.
+            is_last = relaxed.status == Status.LIMIT and len(best[1].values)
             if is_close or is_last or is_over(until):
                 return best
     if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
@@ -253,7 +254,7 @@ def minimize_memory(
         found = formulation.result(solution, options)
         if least is None or found.cost.memory.peak < least.cost.memory.peak:
             least = found
-        # Decisions may take more memory than the program predicts: see ``exact``.
+        # Decisions may take more memory than the program predicts: see ``_find_fitting``.
         if bound >= (1 - GAP) * least.cost.memory.peak or is_over(until):
             break
         crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
@@ -384,7 +385,7 @@ def _built(
 ) -> Formulation:
     """The program of a question for some candidates, which reports its progress."""
     problem, options, deadline = question.problem, question.options, question.deadline
-    # Not under a limit, whose constraints refer to the first program.
+    # Programs are not shared under a limit, since its constraints refer to the first program.
     if question.programs is None or prune_placements or options.memory_limit is not None:
         asked = problem, candidates, options
         built = Formulation(*asked, prune_placements=prune_placements, deadline=deadline)

@@ -79,11 +79,8 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.memory_constraints import MEMORY_UNITS, MemoryConstraints
-from tensorstate.solver.reshard_constraints import (
-    GroupVariables,
-    ReshardConstraints,
-    StrategyVariables,
-)
+from tensorstate.solver.reshard_constraints import GroupVariables, ReshardConstraints
+from tensorstate.solver.strategy_variables import StrategyVariables
 
 # The number of program points whose memory a proof that nothing fits starts with.
 PROOF_POINTS = 4

@@ -18,7 +18,8 @@ from tensorstate.ir.placements import Placements
 from tensorstate.keeping.base import Keeping
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
+from tensorstate.solver.reshard_constraints import GroupVariables, UsedSteps
+from tensorstate.solver.strategy_variables import StrategyVariables
 
 # The memory limit in units of the program: the solver's tolerances are absolute.
 MEMORY_UNITS = 1e3
@@ -76,9 +77,9 @@ class MemoryConstraints:
         columns = np.array([*self.live.values()])
         if not len(variables):
             return peak
-        # If every variable takes at most as much at a point as at a neighbour, the point cannot be
-        # the only peak; few of a layer's points remain.
-        if reserved is None:  # else a point with fewer bytes may be the tighter one
+        # If no variable takes more at a point than at a neighbour, the point cannot be the only
+        # peak. Few points of a layer remain.
+        if reserved is None:  # with parts reserved, a point of fewer bytes may be the tighter one
             columns = columns[:, nondominated_rows(columns.T)]
         live = coo_matrix(columns.T)
         points = columns.shape[1]

@@ -1,13 +1,11 @@
-"""Strategies and reshards as variables: one commodity flow per tensor, pass and consumer.
+"""Reshards as variables: one commodity flow per tensor, pass and consumer.
 
-``StrategyVariables`` has a variable x[c, s] for every class c and candidate strategy s, and their
-sum over s is 1. In every pass of ``tensorstate.cost.reshard_plan``, a tensor moves through the
-graph of its placements like a commodity: from the placements in which its producer's strategy
-leaves it to those that a consumer's strategy requires. Consumers in one pass share steps, each of
-which is paid for once. Example with one axis of 2: a product of partial sums that one consumer
-needs replicated and another sharded pays either for one all-reduce, or for a reduce-scatter and an
-all-gather, whichever costs less; the flow of the second consumer uses the steps that the first has
-paid for.
+In every pass of ``tensorstate.cost.reshard_plan``, a tensor moves through the graph of its
+placements like a commodity: from the placements in which its producer's strategy leaves it to those
+that a consumer's strategy requires. Consumers in one pass share steps, each of which is paid for
+once. For example, let one axis have size 2, and let one consumer need a product of partial sums
+replicated and another one sharded. This costs either one all-reduce, or a reduce-scatter and an
+all-gather, whichever is less; the flow of the second consumer uses the steps that the first pays.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxcoll.numerics.program import Solution, Terms
+from jaxcoll.numerics.program import Terms
 from tensorstate.cost.memory import KeepingsThat, any_keeping
 from tensorstate.cost.reshard_plan import Pass, ReshardPasses, reshard_passes
 from tensorstate.errors import PlanError
@@ -30,137 +28,15 @@ from tensorstate.ir.placements import (
     divides_evenly,
 )
 from tensorstate.keeping.base import Keeping
-from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
-from tensorstate.solver.growing_program import GrowingProgram
+from tensorstate.solver.strategy_variables import StrategyVariables
 
-# Groups of at most this many members get an integer count of those that are kept in some way;
-# larger ones get a fraction, which is rounded to whole members afterwards.
-MAX_INTEGRAL = 4
-
-# Share of a class that a strategy must have in a relaxed solution to be kept as a candidate.
-SUPPORT_THRESHOLD = 1e-2
-
-
-# With more axes than this, tensors whose strategies are decided pass only through few placements.
+# With more axes than this, tensors whose strategies are decided pass through few placements only.
 # Without this, a repair of a GPT on 2x2x2 devices had no plan in 120 s, and with it one within 10 %
 # of the bound; on two axes plans are up to 1 % slower with it, in the same time.
 MOST_WHOLE_AXES = 2
-
-
-class StrategyVariables:
-    """``strategy[g, w]`` and ``x[g, w, k]`` of ``tensorstate.solver.formulation``.
-
-    Args:
-        program: the program to which they are added.
-        problem: the problem to decide.
-        candidates: the candidate strategies of every class.
-        keepings: the ways in which results may be kept, the default first.
-
-    Attributes:
-        x: for each class, the variables of its strategies and keepings.
-        seconds: seconds of compute, for the whole of each variable.
-    """
-
-    def __init__(
-        self,
-        program: GrowingProgram,
-        problem: Problem,
-        candidates: Sequence[Sequence[Strategy]],
-        keepings: Sequence[Keeping],
-    ):
-        self.program, self.problem, self.keepings = program, problem, keepings
-        self.seconds: list[tuple[int, float]] = []
-        self.x = [
-            self._add_class(class_id, strategies) for class_id, strategies in enumerate(candidates)
-        ]
-
-    def _add_class(
-        self, class_id: int, candidates: Sequence[Strategy]
-    ) -> dict[tuple[Strategy, Keeping], int]:
-        """The strategies of a class, of which exactly one is chosen, and shares by keeping:
-
-        sum over w of strategy[g, w] = 1
-        sum over k of x[g, w, k] = strategy[g, w]
-        """
-        problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
-        default, *others = (k for k in self.keepings if problem.may_keep(class_id, k))
-        choices, strategies = dict[tuple[Strategy, Keeping], int](), list[int]()
-        for strategy in candidates:
-            strategies.append(self.program.add_variable(high=1.0, integer=True))
-            seconds = multiplicity * problem.seconds(class_id, strategy)
-            choices[strategy, default] = strategies[-1]
-            if others:
-                # Layers of a class share the strategy, but some of them may be kept in another way.
-                # So shares are separate variables, and only the strategy is in {0, 1}.
-                choices[strategy, default] = self.program.add_fraction()
-                for keeping in others:
-                    choices[strategy, keeping] = self.program.add_fraction()
-                    self.make_integral(choices[strategy, keeping], multiplicity)
-                parts = [(choices[strategy, keeping], 1.0) for keeping in (default, *others)]
-                self.program.add_constraint([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
-            for keeping in (*others, default):
-                self.seconds.append((choices[strategy, keeping], keeping.runs * seconds))
-        self.program.add_constraint([(v, 1.0) for v in strategies], 1.0, 1.0)
-        return choices
-
-    def sent(self, problem: Problem) -> Iterator[tuple[int, float]]:
-        """Seconds of sends within operators, for the whole of each variable that sends."""
-        for class_id, choices in enumerate(self.x):
-            for (strategy, keeping), variable in choices.items():
-                each = problem.inner_paid(class_id, strategy)
-                if each:
-                    yield variable, problem.multiplicity(class_id) * each * keeping.runs
-
-    def make_integral(self, share: int, multiplicity: int) -> None:
-        """Restrict a share of a small group to whole members: share = count / multiplicity."""
-        if multiplicity <= MAX_INTEGRAL:
-            count = self.program.add_variable(integer=True, implied_upper=multiplicity)
-            self.program.add_constraint([(share, 1.0), (count, -1.0 / multiplicity)], 0.0, 0.0)
-
-    def by_strategy(self, class_id: int) -> dict[Strategy, list[int]]:
-        """By strategy of a class, its variables."""
-        terms: dict[Strategy, list[int]] = defaultdict(list)
-        for (strategy, _), variable in self.x[class_id].items():
-            terms[strategy].append(variable)
-        return terms
-
-    def source_terms(
-        self, group: TensorGroup, kept: KeepingsThat = any_keeping
-    ) -> dict[Placements, list[int]]:
-        """For each placement, the variables whose strategies produce a group's tensors in it."""
-        terms: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, keeping), variable in self.x[group.class_id].items():
-            if kept(keeping):
-                terms[self.problem.produced_placements(group, strategy)].append(variable)
-        return terms
-
-    def target_terms(
-        self, consumer_class: ConsumerClass, kept: KeepingsThat = any_keeping
-    ) -> dict[Placements, list[int]]:
-        """For each placement, the variables whose strategies require a group's tensors in it."""
-        terms: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, keeping), variable in self.x[consumer_class.class_id or 0].items():
-            if kept(keeping):
-                terms[self.problem.required_placements(consumer_class, strategy)].append(variable)
-        return terms
-
-    def fractional_support(self, relaxed: Solution) -> list[list[Strategy]]:
-        """For every class, the strategies with a positive share in a relaxed solution."""
-        support = []
-        for choices in self.x:
-            shares: dict[Strategy, float] = defaultdict(float)
-            for (strategy, _), variable in choices.items():
-                shares[strategy] += relaxed.values[variable]
-            least = min(SUPPORT_THRESHOLD, max(shares.values()))
-            support.append([strategy for strategy, share in shares.items() if share >= least])
-        return support
-
-
-# ---------------------------------------------------------------------- flows of reshards
-
 
 UsedSteps = Mapping[ReshardStep, int]
 """For each step, the variable of the share of a tensor group that uses it."""
@@ -212,10 +88,10 @@ class ReshardConstraints:
         split: whether the program may split the seconds of a shared step; not with a limit.
 
     Attributes:
-        paid: (variable, seconds for the whole of it, tensor group, mesh axis) for everything that
-            is sent; the axis is -1 for sends between stages, which are never discounted.
-        shared: (seconds of steps, flows of which the largest pays them, tensor group, axes of the
-            steps) for every route.
+        paid: everything that is sent, as (variable, seconds if its value is 1, tensor group, mesh
+            axis); the axis is -1 for sends between stages, which are never discounted.
+        shared: every route with shared steps, as (seconds of its steps, its flows, tensor group,
+            axes of the steps); the largest flow through a step pays for it.
     """
 
     def __init__(
@@ -231,14 +107,14 @@ class ReshardConstraints:
         return _GroupConstraints(self, number).add()
 
     def communication(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-        """Variables, and seconds of communication for the whole of each, as discounted."""
+        """Variables, and the seconds of communication of each if its value is 1, as discounted."""
         columns = zip(*self.paid, strict=True) if self.paid else [()] * 4
         variables, seconds, groups, axes = map(np.array, columns)
         shares = _shares_by_group(problem)[groups.astype(int), axes.astype(int)]
         return variables.astype(int), seconds * shares
 
     def shared_communication(self, problem: Problem) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Likewise the seconds of steps, and the flows of which the largest pays them."""
+        """The seconds of shared steps as discounted, and their flows, of which the largest pays."""
         shares = _shares_by_group(problem)
         for seconds, flows, group, axes in self.shared:
             yield seconds * shares[group, axes], flows
@@ -512,7 +388,7 @@ class _GroupConstraints:
     def _available_share(
         self, sources: Mapping[Placements, Iterable[int]]
     ) -> dict[Placements, Terms]:
-        """A share of at most that in each placement: available[s] <= sum of sources[s]."""
+        """A share per placement, at most that of its sources: available[s] <= sum of sources[s]."""
         available: dict[Placements, int] = {}
         for placements, variables in sources.items():
             available[placements] = variable = self.program.add_fraction()

@@ -53,8 +53,8 @@ from tensorstate.tracing.identities import same_elements
 # Transformer of 4 layers with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
 
-# Equations up to which a scan that accumulates gradients is unrolled: that of a Transformer of 4
-# layers over six parts of a batch. Its layers may be recomputed and be pipeline stages then.
+# Equations up to which a scan that accumulates gradients is unrolled, about those of a Transformer
+# of 4 layers over six parts of a batch. Once unrolled, layers may be recomputed or become stages.
 MAX_ACCUMULATED = 10_000
 
 
@@ -98,6 +98,7 @@ class _Inliner:
         self._asked: set[tuple[str, tuple[int, ...], jaxprs.PinSpec]] = set()
 
     def variable(self, aval: Any) -> FlatVar:
+        """A new variable of the type of a value."""
         return FlatVar(tuple(aval.shape), aval.dtype)
 
     def add_closure_constant(self, value) -> FlatAtom:
@@ -226,6 +227,7 @@ class _Inliner:
         return inputs
 
     def append(self, primitive, params, inputs, outputs, place: Scope) -> FlatEqn:
+        """Append an equation to the flat program, unless that has become too long."""
         self.check_length(1, place)
         infos = (place.info, place.line)
         region, loops = place.remat_region, place.loops
@@ -295,7 +297,8 @@ class _Inliner:
         is_short = whole_steps and jaxprs.num_equations(eqn) <= MAX_ACCUMULATED
         if is_short and not place.loops and not jaxprs.trains(loop):
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
-        # Runs of one iteration would be unrolled. Of whole steps nothing is kept in another way.
+        # A run of one iteration would be unrolled. The tensors of whole steps are all kept in the
+        # same way, so splitting such a scan would gain nothing.
         is_one = whole_steps or bool(place.loops)
         count = 1 if is_one else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]

@@ -190,7 +190,7 @@ def test_not_a_module(text):
 
 
 def test_an_instruction_without_opcode():
-    with pytest.raises(FormatError, match="line 2: no opcode"):
+    with pytest.raises(FormatError, match="line 2: expected an opcode"):
         aot.parse("ENTRY %main (p: f32[]) -> f32[] {\n  %p = f32[]\n}\n")
 
 

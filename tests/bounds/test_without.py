@@ -89,7 +89,7 @@ def test_what_is_left_carries_a_collective_or_is_refused_for_good_reason(topolog
             topology.without(links, ranks)
         return
     if not still_joined(topology, links, ranks):
-        with pytest.raises(TopologyError, match=r"cut in two|no rank would stay"):
+        with pytest.raises(TopologyError, match=r"cut in two|no rank would be left"):
             topology.without(links, ranks)
         return
     left = topology.without(links, ranks)
@@ -117,13 +117,16 @@ def test_a_cut_by_a_lost_rank_is_named():
     [
         ({"ranks": [4]}, "no rank 4"),
         ({"ranks": [-1]}, "no rank -1"),
-        ({"ranks": ["a"]}, "have no names, so 'a' says nothing; give numbers: ranks are 0..3"),
+        (
+            {"ranks": ["a"]},
+            "have no names, so 'a' names none of them; give numbers: ranks are 0..3",
+        ),
         ({"ranks": [0.5]}, "a rank must be an integer"),
         ({"switches": [0]}, "there is no switch 0 in this network; it has none"),
         ({"links": [8]}, "no link 8"),
         ({"links": [(0, 2)]}, r"no link \(0, 2\)"),
         ({"links": [0.5]}, "a link must be an integer"),
-        ({"ranks": range(4)}, "no rank would stay"),
+        ({"ranks": range(4)}, "no rank would be left"),
     ],
     ids=repr,
 )
@@ -218,8 +221,8 @@ def test_hosts_and_rails_have_names():
             {"ranks": ["hots 1"]},
             "nothing in this network is called 'hots 1'; did you mean 'host 1'",
         ),
-        ({"ranks": ["rail 1"]}, "'rail 1' means a switch: give it as switches="),
-        ({"switches": ["host 1"]}, "'host 1' is or has a rank: give it as ranks="),
+        ({"ranks": ["rail 1"]}, "'rail 1' names a switch: give it as switches="),
+        ({"switches": ["host 1"]}, "'host 1' names a rank, or what holds one: give it as ranks="),
         ({"switches": [0]}, r"no switch 0 in this network; switches are 6\.\.10"),
         ({"links": [(0, 3)]}, r"there is no link \(0, 3\); from vertex 0 they go to 6, 8"),
         ({"links": [(0, 1, 2)]}, "a link is a number or a pair"),

@@ -63,14 +63,14 @@ def test_what_a_log_says_of_itself_counts():
     said, ranks = read.rows[0].collective, read.rows[0].ranks
     assert timings.loads(NEW, said, ranks) == read
     other = "all_to_all" if said != "all_to_all" else "all_gather"
-    with pytest.raises(FormatError, match=f"says collective {said}, and {other} is given"):
+    with pytest.raises(FormatError, match=f"states collective {said}, but {other} was given"):
         timings.loads(NEW, other)
-    with pytest.raises(FormatError, match=f"says ranks {ranks}, and {ranks + 1} is given"):
+    with pytest.raises(FormatError, match=f"states ranks {ranks}, but {ranks + 1} was given"):
         timings.loads(NEW, ranks=ranks + 1)
     table = timings.dumps(ROWS)
     assert timings.loads(table, "all_gather").rows == ROWS  # of both
     with pytest.raises(
-        FormatError, match="says collective all_gather, all_reduce, and broadcast is given"
+        FormatError, match="states collective all_gather, all_reduce, but broadcast was given"
     ):
         timings.loads(table, "broadcast")
 

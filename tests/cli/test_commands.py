@@ -301,7 +301,9 @@ def test_explain_has_wires_and_unequal_slices(capsys, tmp_path):
     assert code == 0
     assert "ragged_all_to_all of up to 67,108,864 B" in out
     assert "of the time of pairs all as full as the fullest" in out
-    assert "--largest is of all_to_all" in refused(capsys, "explain", *hosts, "--largest", "x")
+    assert "--largest only applies to all_to_all" in refused(
+        capsys, "explain", *hosts, "--largest", "x"
+    )
     file.write_text("0 1\n2 x\n")
     assert "must have a line for each rank" in refused(capsys, *ragged)
 
@@ -423,7 +425,7 @@ def test_completion(capsys):
         (["bound"], "or --from FILE"),
         (["bound", "--from", "/nowhere.txt"], "No such file"),
         (["bound", "--from", "/dev/null"], "device"),
-        (["bound", "torus:4x4", "--gpu", "h100"], "complete a FILE, and 'torus:4x4' is none"),
+        (["bound", "torus:4x4", "--gpu", "h100"], "only apply to a FILE, and 'torus:4x4' is none"),
         (["bound", "blind", "--from", "/nowhere.txt"], "no collective is called 'blind'"),
         (["compare", "torus:2x2", "--workers", "0"], "--workers"),
         (["compare", "torus:2x2", "--only", "ring,blind"], "no synthesizer is called 'blind'"),
@@ -506,5 +508,5 @@ def test_files_that_hold_something_else(capsys, tmp_path, command, content):
 
 def test_no_remedy_is_named_that_does_not_help(capsys, tmp_path):
     said = refused(capsys, "synth", "ring:4", "broadcast", "-o", tmp_path / "b.xml")
-    assert "not of Collective(broadcast" in said
+    assert "not for Collective(broadcast" in said
     assert "for-runtime" not in said

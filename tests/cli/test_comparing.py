@@ -40,7 +40,9 @@ def test_each_collective_has_its_groups_or_all_have_the_same(capsys):
     busy = as_json(capsys, *given, "--groups", rows, "--no-helpers")["rows"][0]
     assert busy["percent_of_bound"] >= one["percent_of_bound"]
     three = ("compare", "ring:4", "all_gather,all_gather,broadcast")
-    assert "2 --groups for 3" in refused(capsys, *three, "--groups", "0-1", "--groups", "2-3")
+    assert "3 collectives and 2 --groups" in refused(
+        capsys, *three, "--groups", "0-1", "--groups", "2-3"
+    )
     assert "0..3" in refused(capsys, *three, "--groups", "0-9")
     both = ("compare", "ring:4", "all_gather,all_reduce", "--execution", "gpu")
     assert "leave --execution" in refused(capsys, *both)
@@ -93,7 +95,7 @@ def test_a_log_that_is_faster_than_the_links_says_so(capsys, log):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("dgx-h100:2",), "the log says ranks 8, and 16 is given"),
+        (("dgx-h100:2",), "the log states ranks 8, but 16 was given"),
         (("dgx-h100:1", "all_gather"), "no times of all_gather; it has all_reduce"),
         (("dgx-h100:1", "--size", "65MiB"), "the log has no size 68157440"),
         (("dgx-h100:1", "--execution", "gpu"), "leave --execution out"),

@@ -8,7 +8,7 @@ import click
 import pytest
 
 import jaxcoll as jc
-from jaxcoll.cli.quantities import after_failures
+from jaxcoll.cli.failing import after_failures
 from tests.cli.calls import called, refused
 
 TORUS = jc.topologies.torus(3, 3)
@@ -39,15 +39,15 @@ def test_words_mean_what_the_library_does(whole, without, slow, left):
     ("without", "slow", "text"),
     [
         (["0-9"], [], "there is no link"),
-        (["0-"], [], "has one end; type 0-1"),
-        ([","], [], "between two commas there is nothing"),
+        (["0-"], [], "names one end of a link only; type 0-1"),
+        ([","], [], "nothing stands between two commas"),
         (["9"], [], "there is no rank 9"),
         (["hots 1"], [], "have no names"),
-        ([], ["0-1"], "says no factor"),
-        ([], ["0-1=x"], "says no factor"),
-        ([], ["0-1=-1"], "says no factor"),
-        ([], ["0-1=1/0"], "says no factor"),
-        ([], ["0-1=nan"], "says no factor"),
+        ([], ["0-1"], "names no factor"),
+        ([], ["0-1=x"], "names no factor"),
+        ([], ["0-1=-1"], "names no factor"),
+        ([], ["0-1=1/0"], "names no factor"),
+        ([], ["0-1=nan"], "names no factor"),
         ([], ["0-1=0"], "a factor of bandwidth must be a finite number above 0"),
         ([], ["9=0.5"], "the network has no vertex 9"),
         (["0-1,1-2,0-2,0-3,0-6"], [], "cut in two"),
@@ -89,4 +89,4 @@ def test_a_schedule_has_no_wires_to_lose(capsys, tmp_path):
     path = tmp_path / "schedule.json"
     jc.io.save(path, jc.synthesize(TORUS, "all_reduce", "ring"))
     for command in (("show", path), ("convert", path, tmp_path / "other.json")):
-        assert "of a network, not of a schedule" in refused(capsys, *command, "--without", "0-1")
+        assert "apply to a network" in refused(capsys, *command, "--without", "0-1")

@@ -93,7 +93,7 @@ def test_a_path_below_a_file_is_no_folder_to_make(capsys, tmp_path):
         ("bound ring:4 reduce --root 1,2", "reduce has one root, got (1, 2)"),
         ("bound ring:4 --root 1", "all_reduce has no root, got --root 1"),
         ("bound ring:4 --in-network ,", "--without, --slow and --in-network take parts"),
-        ("synth ring:4 --format json", "--format is of a file; add --output"),
+        ("synth ring:4 --format json", "--format says how a file is written; add --output"),
     ],
 )
 def test_what_was_given_and_what_was_expected(capsys, command, said):
@@ -109,9 +109,13 @@ def test_what_was_given_and_what_was_expected(capsys, command, said):
         (
             "s.json",
             ("--runtime", "azure"),
-            "a runtime is of MSCCL XML, and this is jaxcoll.schedule",
+            "only MSCCL XML has runtimes, and this is jaxcoll.schedule",
         ),
-        ("plan.json", ("--runtime", "msccl"), "of MSCCL XML, and this is MSCCL++ plan"),
+        (
+            "plan.json",
+            ("--runtime", "msccl"),
+            "only MSCCL XML has runtimes, and this is MSCCL++ plan",
+        ),
     ],
 )
 def test_options_that_say_nothing_of_a_file_are_not_proved(capsys, tmp_path, name, options, said):

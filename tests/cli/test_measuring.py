@@ -63,7 +63,7 @@ def test_a_log_alone_says_its_machine(capsys, tmp_path):
     # Sums taken for a gather would be half as fast as they are.
     for network in ((), ("dgx-h100:2",)):
         said = refused(capsys, "expect", *network, "--log", str(path))
-        assert "does not say of which collective it is; name it" in said
+        assert "does not say which collective was measured; name it" in said
 
 
 def test_a_machine_is_a_network_of_every_command(capsys):
@@ -130,7 +130,7 @@ def test_compare_on_a_machine_names_an_algorithm_that_was_forced_there(capsys):
         (("h100-host", "--from", "x.txt"), "leave --from out"),
         (("h100-host", "--in-network", "none"), "leave --in-network out"),
         (("h100-host", "ring:4"), "no collective is called 'ring:4', and --machine says"),
-        (("h100-2-hosts", "all_gather"), "of all_reduce there are some"),
+        (("h100-2-hosts", "all_gather"), "published are those of all_reduce"),
         (("h100-host", "--only", "blind"), "no synthesizer is called 'blind'"),
         (("h100-host", "--only", "jax.lax"), "synthesizer"),
     ],

@@ -101,7 +101,10 @@ def test_show_and_expect_complete_a_description_as_others_do(capsys, smi, tree):
     assert (expected["ranks"], expected["machine"]) == (16, "h100-2-hosts")
     for command in ("show", "expect", "bound"):
         said = refused(capsys, command, "ring:4", "--gpu", "h100")
-        assert "--gpu, --hosts, --nodes and --speeds complete a FILE, and 'ring:4' is none" in said
+        assert (
+            "--gpu, --hosts, --nodes and --speeds only apply to a FILE, and 'ring:4' is none"
+            in said
+        )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_convert_states_links(capsys, smi, tmp_path):
     assert called(capsys, "convert", smi, path, *options)[0] == 0
     assert set(jc.io.load(path).bandwidth.tolist()) == {360e9, 63e9, 12.5e9}
     again = refused(capsys, "convert", path, tmp_path / "o.json", "--alpha", "1us")
-    assert "a file states its links" in again
+    assert "a file states the speeds of its links" in again
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
@@ -238,4 +241,4 @@ def test_cpus_are_not_asked_to_feed_links_of_gpus(capsys):
     """Charged for its copies a schedule would seem a hundred times slower than jax.lax."""
     for backend in ("links", "processes", "cpu"):
         said = refused(capsys, "explain", "dgx-h100:1", "--backend", backend)
-        assert "which copy 4.545 GB/s, and links of H100 x1 carry 450 GB/s" in said
+        assert "which copy 4.545 GB/s, but links of H100 x1 carry 450 GB/s" in said

@@ -103,7 +103,7 @@ def test_subspaces_may_have_different_resources():
     ("make", "message"),
     [
         (lambda: Space((), DEFAULT), "space is empty"),
-        (lambda: SMALL.bounded(chunks=(4, 2)), "'chunks' contradict: 4 is more than 2"),
+        (lambda: SMALL.bounded(chunks=(4, 2)), "'chunks' contradict each other: 4 is more than 2"),
         (lambda: SMALL.bounded(chunks=(5, 7)), "no value of 'chunks' lies within"),
         (lambda: SMALL.bounded(chunks=(1, 2)).bounded(chunks=(4, 8)), "no value of 'chunks'"),
         (lambda: SMALL.bounded(code=("d",)), "leave an empty"),

@@ -190,8 +190,12 @@ def test_a_synthesizer_that_refuses_says_why():
     [
         (("torus",), FormatError, "nobody has measured a machine 'torus'"),
         ((jc.topologies.ring(4),), FormatError, "compare with execution= prices any network"),
-        (("h100-host", "broadcast"), FormatError, "of broadcast on h100-host; of all_gather,"),
-        (("h100-host", "all_gather", []), CollectiveError, "at some sizes, got none"),
+        (
+            ("h100-host", "broadcast"),
+            FormatError,
+            "of broadcast on h100-host; published are those of all_gather,",
+        ),
+        (("h100-host", "all_gather", []), CollectiveError, "at least one size, got none"),
         (("h100-host", "all_gather", [0]), CollectiveError, "a size"),
         (("h100-host:9",), FormatError, "2 to 8 ranks"),
     ],
@@ -205,7 +209,7 @@ def test_refusals_of_entries():
     found = HELD[2**20]
     with pytest.raises(TopologyError, match="synthesizer"):
         found.entries(["blind"])
-    with pytest.raises(TopologyError, match="of another contest; this one has 1 sizes"):
+    with pytest.raises(TopologyError, match="but this contest has 1 sizes"):
         found.verdicts([Entry("ring", (1.0, 2.0))])
     with pytest.raises(TopologyError, match="an entry"):
         found.verdicts(cast("list[Entry]", ["ring"]))

@@ -97,7 +97,7 @@ def test_a_slow_port(tmp_path, capfd):
 
 
 def test_one_process_has_no_links():
-    with pytest.raises(CollectiveError, match=r"all \d+ devices are of one process: there"):
+    with pytest.raises(CollectiveError, match=r"all \d+ devices belong to one process: there"):
         jc.probe()
     with pytest.raises(CollectiveError, match=r"takes a jax\.sharding\.Mesh, got 5"):
         jc.probe(5)  # type: ignore[arg-type]

@@ -75,6 +75,6 @@ def test_who_is_late_is_said_where_it_matters():
 def test_without_the_player_there_is_no_trace(monkeypatch, tmp_path):
     monkeypatch.setattr(engine, "library", lambda: "its player is not compiled")
     trace = trace_links(tmp_path / "trace.json")
-    with pytest.raises(CollectiveError, match="by the player, but its player is not"), trace:
+    with pytest.raises(CollectiveError, match="cannot be recorded here: its player is not"), trace:
         pass
     assert not list(tmp_path.iterdir())

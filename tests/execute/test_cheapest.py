@@ -250,7 +250,7 @@ def test_bad_statements_are_refused_by_name():
         operations(call, x, vma=False)
     with (
         jc.use_topology(None, execution="tpu"),
-        pytest.raises(CollectiveError, match=r"costs are of 'tpu'.*the mesh has devices of 'cpu'"),
+        pytest.raises(CollectiveError, match=r"costs are for 'tpu'.*the mesh has devices of 'cpu'"),
     ):
         operations(call, x, vma=False)
     with (
@@ -393,11 +393,11 @@ RAGGED = {"collective": "ragged_all_to_all", "largest": SLICES}
         ({"mesh": 8}, "mesh"),
         ({"axis_name": "q"}, "axis_name must be one or more axes of the mesh"),
         ({"topology": topologies.ring(3)}, "has 3 ranks, the axes 8 and the mesh 8 devices"),
-        ({"execution": "gpu"}, "costs are of 'gpu'"),
-        ({"largest": SLICES}, "largest= is of 'ragged_all_to_all' alone"),
-        ({"collective": "ragged_all_to_all"}, "largest= is of 'ragged_all_to_all' alone"),
-        ({**RAGGED, "largest": SLICES[:7]}, "largest is a matrix of 8 x 8"),
-        ({**RAGGED, "largest": -SLICES}, "largest is a matrix of 8 x 8"),
+        ({"execution": "gpu"}, "costs are for 'gpu'"),
+        ({"largest": SLICES}, "largest= goes with 'ragged_all_to_all' alone"),
+        ({"collective": "ragged_all_to_all"}, "largest= goes with 'ragged_all_to_all' alone"),
+        ({**RAGGED, "largest": SLICES[:7]}, "largest must be a matrix of 8 x 8"),
+        ({**RAGGED, "largest": -SLICES}, "largest must be a matrix of 8 x 8"),
         ({**RAGGED, "largest": np.eye(8, dtype=int)}, "no rows for other ranks"),
         (RAGGED, "none is known: give topology="),
         ({"wire_dtype": "int8"}, "needs a seed"),

@@ -321,5 +321,5 @@ def test_schedules_of_several_orders_are_refused(schedule):
 )
 @pytest.mark.parametrize("order", ["fixd", "Fixed", "reverse", "", True, 1, jnp.sum])
 def test_other_orders_are_refused(call, order):
-    with pytest.raises(CollectiveError, match=r"order= is 'fixed'.* or None; got"):
+    with pytest.raises(CollectiveError, match=r"order= must be 'fixed'.* or None; got"):
         call(order)

@@ -351,7 +351,7 @@ def test_gradients_do_not_know_the_ranks():
         (lambda v: jc.psum(v.astype(jnp.float8_e4m3fn), "x", order="invariant"), "of 16 bits"),
         (lambda v: jc.psum(v, "x", order="stable"), "'invariant', for sums that no order"),
         (lambda v: jc.psum(v, "x", order="invariant", wire_dtype=jnp.bfloat16), "leave one"),
-        (lambda v: jc.invariant_sum(v[:0], "x"), "of one addend and more"),
+        (lambda v: jc.invariant_sum(v[:0], "x"), "of at least one addend"),
         (lambda v: jc.invariant_sum(v, "x", axis=3), "axis=3 is not a dimension"),
         (lambda v: jc.invariant_sum(v, "y"), "axis 'y' is not bound"),
     ],

@@ -488,11 +488,11 @@ def test_arguments_that_do_not_fit(change, message):
     [
         (-1, "largest must be at least 0, got -1"),
         (MOST - 1, "largest must be at least 0, got -1"),
-        (1.5, r"largest is an integer or a matrix of 4 x 4 integers"),
-        (True, "largest is an integer or a matrix"),
+        (1.5, r"largest must be an integer or a matrix of 4 x 4 integers"),
+        (True, "largest must be an integer or a matrix"),
         (MOST[:3], r"a matrix of 4 x 4 integers, one for each pair of ranks"),
         (MOST[0], "a matrix of 4 x 4 integers"),
-        ("many", "largest is an integer or a matrix"),
+        ("many", "largest must be an integer or a matrix"),
     ],
 )
 def test_bounds_that_are_none(largest, message):

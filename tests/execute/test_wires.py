@@ -370,7 +370,7 @@ def test_a_wire_of_ones_own():
         (lambda v: jc.all_gather(v + 1j, "x", wire_dtype=E4M3), "got complex64"),
         (lambda v: jc.psum([v, v.astype(jnp.int8)], "x", wire_dtype=jnp.bfloat16), "got int8"),
         (lambda v: jc.psum(v, "x", wire_dtype=jnp.int8), r"needs a seed.*Int8\(seed\)"),
-        (lambda v: jc.psum(v, "x", wire_dtype=jnp.float32), "wire_dtype= is bfloat16"),
+        (lambda v: jc.psum(v, "x", wire_dtype=jnp.float32), "wire_dtype= must be bfloat16"),
         (lambda v: jc.psum(v, "x", wire_dtype="small"), "got 'small'"),
         (lambda v: jc.psum(v, "x", wire_dtype=Scaled), "was the class Scaled"),
         (lambda v: jc.psum(v, "x", wire_dtype=Int8(1.5)), "an integer or a key"),

@@ -57,7 +57,7 @@ for _ in range(100):
         (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["complete", ["4"], []]]]}, "integ"),
         (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["complete", [], []]]]}, "not take"),
         (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, [{}, [], []]]]}, "a string"),
-        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, NESTED]]}, "at most 32 parts"),
+        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, NESTED]]}, "at most 32 deep"),
         (
             lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["product", [], [NESTED]]]]},
             "with 1",

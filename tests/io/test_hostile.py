@@ -221,21 +221,23 @@ def calling(name: str, *called: str) -> str:
 
 def test_computations_that_run_themselves_are_refused():
     for loop in (calling("a", "a"), f"{calling('a', 'b')}\n{calling('b', 'a')}"):
-        with pytest.raises(FormatError, match="runs itself"):
+        with pytest.raises(FormatError, match="calls itself"):
             parse(module("  %c = f32[4] call(%p), to_apply=%a", loop))
     body = "  %w = f32[4] while(%p), condition={, body=%main}, body=%main"
-    with pytest.raises(FormatError, match="runs itself"):
+    with pytest.raises(FormatError, match="calls itself"):
         parse(module(body))
 
 
 def test_computations_that_double_are_refused():
     doubled = [calling(f"f{i}", f"f{i + 1}", f"f{i + 1}") for i in range(64)]
-    with pytest.raises(FormatError, match="with every call written out"):
+    with pytest.raises(FormatError, match="when every call is expanded"):
         parse(module("  %c = f32[4] call(%p), to_apply=%f0", *doubled))
 
 
 def test_a_computation_that_is_not_there_is_refused():
-    with pytest.raises(FormatError, match="runs 'nowhere', which it does not hold"):
+    with pytest.raises(
+        FormatError, match="calls the computation 'nowhere', which it does not contain"
+    ):
         summarize_module(parse(module("  %c = f32[4] call(%p), to_apply=%nowhere")))
 
 
@@ -275,7 +277,7 @@ def test_pairs_that_are_none_are_refused(pairs):
 
 
 def test_modules_of_too_many_devices_are_refused():
-    with pytest.raises(FormatError, match="not for 99999999"):
+    with pytest.raises(FormatError, match="got 99999999"):
         parse(GPU.replace("num_partitions=8", "num_partitions=99999999"))
 
 

@@ -54,8 +54,8 @@ def test_rows_that_come_later_survive_a_second_interruption(tmp_path):
     [
         ("", "expected the columns n, square, note, got none"),
         ("n,cube,note\n1,1,\n", "got n, cube, note; give another file"),
-        ("n,square,note\n1\n", "line 2 has not 3 cells"),
-        ("n,square,note\n1,1,,4\n", "line 2 has not 3 cells"),
+        ("n,square,note\n1\n", "line 2 must have 3 cells"),
+        ("n,square,note\n1,1,,4\n", "line 2 must have 3 cells"),
         ('n,square,note\n1,"1\n', "not CSV|3 cells"),
     ],
 )

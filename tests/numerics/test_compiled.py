@@ -276,7 +276,7 @@ def test_the_tuner_compiles_no_kernel_for_eight_ranks(tmp_path):
 from numba.core import event
 from jaxcoll.configurations import Task
 from jaxcoll.tune import jax_space
-from jaxcoll.tune.trial import candidates
+from jaxcoll.tune.backend_space import candidates
 
 with event.install_recorder("numba:compile") as recorder:
     for kind in ("all_reduce", "all_gather", "reduce_scatter"):

@@ -177,7 +177,7 @@ def test_networks_without_translations_are_refused():
     for broken in (torus.scaled({(0, 1): 0.2}), torus.without(ranks=[3]), jc.topologies.mesh(3, 3)):
         with pytest.raises(TopologyError, match="synthesize takes any network"):
             jc.synthesize_orbit(broken, "all_gather")
-    with pytest.raises(TopologyError, match="kept by translations"):
+    with pytest.raises(TopologyError, match="leave some links"):
         jc.synthesize_orbit(jc.topologies.fat_tree(2, 2), "all_gather")
 
 
@@ -206,7 +206,7 @@ def test_an_orbit_that_is_not_timed_as_its_sends_is_refused():
     with pytest.raises(ScheduleError, match="two links"):
         OrbitSchedule(two, where)
     from_one = jc.synthesize(ring, "broadcast", "direct", root=1)
-    with pytest.raises(ScheduleError, match="other roots"):
+    with pytest.raises(ScheduleError, match="whose roots differ"):
         OrbitSchedule(from_one, where)
     with pytest.raises(ScheduleError, match="it must be one of a shard"):
         OrbitSchedule(jc.synthesize(ring, "all_gather", "direct"), where)

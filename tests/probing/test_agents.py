@@ -73,7 +73,7 @@ def test_who_does_not_say_the_word_is_refused():
 def test_an_error_of_one_is_that_of_all(monkeypatch):
     monkeypatch.setattr(agents, "TIMEOUT", 0.5)
     monkeypatch.setattr(Agent, "_receive", lambda self, sock: None)
-    message = r"the bytes of rank 1 to rank 2 did not come within 0\.5 s"
+    message = r"the bytes of rank 1 to rank 2 did not arrive within 0\.5 s"
     with pytest.raises(CollectiveError, match=message), job() as (wires, _, _):
         wires.times([Flow(1, 2, 100)])
 

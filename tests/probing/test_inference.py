@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.paths import forwarded_routes
-from jaxcoll.probing.inference import Port, infer, near_pairs, rounds, segments, with_devices
+from jaxcoll.probing.findings import with_devices
+from jaxcoll.probing.inference import Port, infer, near_pairs, rounds, segments
 from jaxcoll.topology import Topology
 from tests.probing.model import Model
 

@@ -27,9 +27,9 @@ Plan = dict[str, Any]
 # Refused by a rule of the kernel, of its loader or of its memory model, which no order of threads
 # on a machine without caches shows.
 RULES = re.compile(
-    "must|is not replayed|more than|uses another number|takes a buffer|sources? (for|and)"
-    "|only equal|takes all its sources|uses no|needs a channel|lie in scratch|lie over"
-    "|of two scratch|uses chunk|does not count the blocks|which one goes on|has .* threads"
+    "must|is not replayed|more than|uses another number|needs a buffer|sources? (for|and)"
+    "|both must be equal|takes all its sources|uses no|needs a channel|lie in scratch|overlap other"
+    "|with two scratch|uses chunk|does not count the blocks|which one goes on|has .* threads"
     "|slot twice|is not accessed"
 )
 

@@ -32,7 +32,7 @@ DRAWN = {
 }
 FEW = [case for case in CASES if case.synthesizer.name in ("forestcoll", "ring", "tacos")][::4]
 NO_WORD = re.compile(
-    "are written of all_gather, reduce_scatter, all_reduce of all ranks with equal"
+    "are written for all_gather, reduce_scatter, all_reduce of all ranks with equal"
 )
 # Of each limit, a sentence with the number that is over it.
 TOO_LARGE = re.compile(

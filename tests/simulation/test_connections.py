@@ -18,6 +18,24 @@ from jaxcoll.simulation.execution_costs import shipped_costs
 from tests import strategies
 
 
+def fair_rates(topology, paths: dict[int, list[int]]) -> dict[int, Fraction]:
+    """Bytes per second of connections by their paths, max-min fair."""
+    room = dict(enumerate(topology.exact_bandwidth))
+    rate: dict[int, Fraction] = {}
+    while len(rate) < len(paths):
+        users = collections.Counter(
+            link for e, path in paths.items() if e not in rate for link in path
+        )
+        fullest = min(users, key=lambda link: room[link] / users[link])
+        fair = room[fullest] / users[fullest]
+        for e, path in paths.items():
+            if e not in rate and fullest in path:
+                rate[e] = fair
+                for link in path:
+                    room[link] -= fair
+    return rate
+
+
 def replay(schedule, nbytes: int) -> Fraction:
     """The time of the last arrival, by fair shares of every event, apart from charges.
 
@@ -67,23 +85,9 @@ def replay(schedule, nbytes: int) -> Fraction:
                 under_way[e] = Fraction(size[sends[messages[0][0]][3]])
         if not under_way and not due:
             return now
-        room = dict(enumerate(topology.exact_bandwidth))
-        rate: dict[int, Fraction] = {}
-        while len(rate) < len(under_way):
-            users = collections.Counter(
-                link for e in under_way if e not in rate for link in edges.path(e)
-            )
-            link = min(users, key=lambda each: room[each] / users[each])
-            fair = room[link] / users[link]
-            for e in under_way:
-                if e not in rate and link in edges.path(e):
-                    rate[e] = fair
-                    for each in edges.path(e):
-                        room[each] -= fair
-        times = [left / rate[e] for e, left in under_way.items()] + [
-            at - now for at in due.values()
-        ]
-        ahead = min(times)
+        rate = fair_rates(topology, {e: edges.path(e) for e in under_way})
+        ends = [left / rate[e] for e, left in under_way.items()]
+        ahead = min(ends + [at - now for at in due.values()])
         now += ahead
         for e in list(under_way):
             under_way[e] -= rate[e] * ahead

@@ -263,7 +263,7 @@ def test_files_from_before_orders_are_read():
 def test_refusals():
     with pytest.raises(TuneError, match=r"order of execution.*links"):
         ExecutionCosts("cpu", 0, 0, 0, 0, order="chaos")  # type: ignore[arg-type]
-    with pytest.raises(TuneError, match="half_duplex is of machines whose ranks wait"):
+    with pytest.raises(TuneError, match="half_duplex is for machines whose ranks wait"):
         ExecutionCosts("cpu", 0, 0, 0, 0, half_duplex=True)
     ring = topologies.ring(2)
     law = LinkModel("mine", law=lambda link, nbytes, serial, alpha, ready, start: (serial, serial))

@@ -217,10 +217,10 @@ def said(law, **fields):
         (lambda k, n, s, a, r, t: (s, s + a - 1), "bytes / bandwidth and alpha alone"),
         (lambda k, n, s, a, r, t: (s, 2**62), r"from tick 0 on; a run has 2\*\*62 ticks"),
         (lambda k, n, s, a, r, t: (2**61, s + a), r"a run has 2\*\*62 ticks"),
-        (lambda k, n, s, a, r, t: (s, (9 * s if r == t else s) + a), "nothing overtakes"),
-        (lambda k, n, s, a, r, t: (1.5 * s, s + a), "TypeError.*returns two integers"),
-        (lambda k, n, s, a, r, t: s, "returns two integers"),
-        (lambda k: (k, k), "it takes \\(link, nbytes, serial, alpha, ready, start\\)"),
+        (lambda k, n, s, a, r, t: (s, (9 * s if r == t else s) + a), "no message may overtake"),
+        (lambda k, n, s, a, r, t: (1.5 * s, s + a), "TypeError.*return two integers"),
+        (lambda k, n, s, a, r, t: s, "return two integers"),
+        (lambda k: (k, k), "it must take \\(link, nbytes, serial, alpha, ready, start\\)"),
         (lambda k, n, s, a, r, t: (s, 2**70), "OverflowError"),
         (lambda k, n, s, a, r, t: (s, {}[k]), "KeyError"),
     ],
@@ -237,7 +237,7 @@ def test_a_compiled_law_is_refused_alike(monkeypatch):
     def halves(link, nbytes, serial, alpha, ready, start):
         return serial * 1.5, serial + alpha
 
-    with pytest.raises(ScheduleError, match=r"'mine' failed, .*returns two integers"):
+    with pytest.raises(ScheduleError, match=r"'mine' failed, .*return two integers"):
         simulate(OF_TORUS, 10**6, LinkModel("mine", law=halves))
 
 
@@ -270,7 +270,7 @@ def test_the_lookup():
     assert str(TACOS) == TACOS.digest == "tacos"
     with pytest.raises(ScheduleError, match="model must be one of astra, tacos, got 'exact'"):
         link_model("exact")
-    with pytest.raises(CollectiveError, match="another one of that name"):
+    with pytest.raises(CollectiveError, match="already the name of another model"):
         link_model(LinkModel("tacos", law=as_tacos), CollectiveError)
 
 

@@ -102,4 +102,4 @@ def test_the_command_line_says_what_they_cost_each_other(tmp_path, capfd):
     assert said.count("together, 1MB: ") == 2
     assert "1.75 times its" in said
     assert main(["simulate", str(one), "--beside", str(two), "--execution", "gpu"]) == 2
-    assert "leave out --execution" in capfd.readouterr().err
+    assert "leave --execution out" in capfd.readouterr().err

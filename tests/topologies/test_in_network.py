@@ -159,7 +159,7 @@ def test_symmetries_that_keep_it_stay():
     assert star.with_in_network(True).generators == star.generators
     pair = topologies.product(topologies.ring(2), star)
     assert len(pair.with_in_network([8], [8]).generators) < len(pair.generators)
-    with pytest.raises(TopologyError, match="onto their like"):
+    with pytest.raises(TopologyError, match="switches that copy"):
         dataclasses.replace(pair, in_network=InNetwork((8,)))
 
 

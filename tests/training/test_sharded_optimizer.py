@@ -168,7 +168,7 @@ def test_a_scan_carries_the_state():
 
 def test_another_state_is_refused():
     ours = jc.optax.zero("x", optax.adam(1e-2))
-    with pytest.raises(CollectiveError, match="what its init gave, got EmptyState"):
+    with pytest.raises(CollectiveError, match="what init of zero returned, got EmptyState"):
         sharded(lambda x: ours.update(x, optax.EmptyState())[0], mesh_of(N), P("x"), P())(
             jnp.ones(N)
         )

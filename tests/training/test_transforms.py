@@ -181,7 +181,11 @@ def test_gradients_that_jax_has_summed_are_refused():
     [
         ({"bucket_bytes": -1}, CollectiveError, "bucket_bytes must be an integer of at least 0"),
         ({"bucket_bytes": 1.5}, CollectiveError, "bucket_bytes must be an integer"),
-        ({"leaf_order": "up"}, CollectiveError, "leaf_order is 'reverse', 'tree' or a function"),
+        (
+            {"leaf_order": "up"},
+            CollectiveError,
+            "leaf_order must be 'reverse', 'tree' or a function",
+        ),
         ({"schedule": "fastest"}, CollectiveError, "unknown synthesizer 'fastest'"),
         ({"schedule": 3}, ScheduleError, "schedule= takes a Schedule"),
         ({"axis_name": "z"}, CollectiveError, "axis 'z' is not bound"),

@@ -234,14 +234,14 @@ def test_feedback_refuses_what_it_cannot_feed():
         return jax.eval_shape(mapped, tree, state)
 
     grad = jax.ShapeDtypeStruct((RANKS, 3), jnp.float32)
-    with pytest.raises(CollectiveError, match="what its init gave, got 'tuple'"):
+    with pytest.raises(CollectiveError, match="what init of error_feedback returned, got 'tuple'"):
         traced(grad, (grad,))
     with pytest.raises(CollectiveError, match="call init again"):
         traced(grad, jc.optax.FeedbackState(jax.ShapeDtypeStruct((RANKS,), jnp.int32), grad))
     whole = jax.ShapeDtypeStruct((RANKS, 3), jnp.int32)
     with pytest.raises(CollectiveError, match="takes floats"):
         traced(whole, jc.optax.FeedbackState(jax.ShapeDtypeStruct((RANKS,), jnp.int32), whole))
-    with pytest.raises(CollectiveError, match="wire_dtype= is bfloat16"):
+    with pytest.raises(CollectiveError, match="wire_dtype= must be bfloat16"):
         jc.optax.error_feedback("x", wire_dtype=None)
     with pytest.raises(CollectiveError, match="leave one of them out"):
         jc.optax.all_reduce_gradients("x", wire_dtype=E4M3, order="fixed")

@@ -17,7 +17,8 @@ from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.cliques import clique_conflict
 from jaxcoll.execute.choice.defaults import schedule_of
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.tune.trial import COLLECTIVES, Trial, jax_space
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.trial import COLLECTIVES, Trial
 
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})
 
@@ -197,7 +198,7 @@ def test_misuse(change, says):
     ],
 )
 def test_a_computation_beside_calls_no_collective(beside, says):
-    with pytest.raises(TuneError, match=f"calls no collective, got one that runs ({says})"):
+    with pytest.raises(TuneError, match=f"must not call collectives, got one that runs ({says})"):
         Trial("all_reduce", 8, mesh(2), "x", beside=beside)
 
 

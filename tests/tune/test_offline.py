@@ -12,10 +12,11 @@ from jaxcoll.configurations import Config
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
 from jaxcoll.progress import Progress
+from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.offline_tuner import Outcome, offline, tune
 from jaxcoll.tune.table import Table
-from jaxcoll.tune.trial import Trial, jax_space
+from jaxcoll.tune.trial import Trial
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})

@@ -17,9 +17,10 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import cheapest, in_force
 from jaxcoll.schedule import Schedule
 from jaxcoll.tune import online, tasks_of, use
+from jaxcoll.tune.backend_space import candidates_on
 from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.table import Table
-from jaxcoll.tune.trial import Occurrence, Recorder, candidates_on
+from jaxcoll.tune.trial import Occurrence, Recorder
 
 RANKS = 8
 STAR = jc.topologies.switch(RANKS, bandwidth=1e7)

@@ -26,6 +26,7 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError, SearchWarning
 from jaxcoll.io.files import write_text
+from jaxcoll.kinds import names_in
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -45,7 +46,7 @@ NETWORKS: Mapping[str, Callable[[int], Topology]] = {
     "dragonfly": lambda n: topologies.dragonfly(round(n**0.5), round(n**0.5)),
     "fat-tree": lambda n: topologies.fat_tree(4, _LEVELS[n]),
 }
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce")
+COLLECTIVES = (*names_in("lax"), "broadcast", "reduce")
 CASE = ("network", "ranks", "collective", "size")
 SIZES = {"1 KiB": 2**10, "1 MiB": 2**20, "64 MiB": 2**26, "1 GiB": 2**30}
 

@@ -17,6 +17,7 @@ from experiments import recording
 from experiments.timing import earlier, kept, report
 from jaxcoll.contest import contest
 from jaxcoll.io.files import write_text
+from jaxcoll.kinds import names_in
 from jaxcoll.measured import curves_of
 
 # All synthesizers up to 16 ranks. On racks and tori those whose schedules are made in seconds and
@@ -46,7 +47,7 @@ CASES: dict[str, Sequence[str] | None] = {
     "fugaku-64x64": (),
     "fugaku-32x256": (),
 }
-COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+COLLECTIVES = tuple(sorted(names_in("lax")))
 SIZES = (2**20, 2**26, 2**29)
 
 

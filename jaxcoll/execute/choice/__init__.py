@@ -182,8 +182,8 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
     given = schedule.collective
     if given.shares is not None:
         raise ScheduleError(
-            f"{schedule} is for unequal shards, which only jc.ragged_all_to_all runs, where they "
-            "are of an all_to_all; synthesize one for equal shards"
+            f"{schedule} is for unequal shards. Only jc.ragged_all_to_all runs such "
+            "schedules, and only those of an all_to_all; synthesize one for equal shards"
         )
     if given.num_ranks != axes.num_ranks:
         too_few = jax_internals.platform() == "cpu" and axes.num_ranks < given.num_ranks

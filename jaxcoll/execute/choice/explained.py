@@ -191,8 +191,8 @@ def _kind_of(collective: str, largest: object, wire_dtype: object) -> str:
     checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
     if is_ragged != (largest is not None) or (is_ragged and wire_dtype is not None):
         raise CollectiveError(
-            f"largest= is of {RAGGED!r} alone, which needs it and has no wire_dtype=; got "
-            f"{checks.shown(collective)}"
+            f"largest= goes with {RAGGED!r} alone, which needs it and takes no wire_dtype=; "
+            f"got {checks.shown(collective)}"
         )
     return kind
 
@@ -231,7 +231,7 @@ def _on_mesh(
     said, devices = stated.current(), list(mesh.devices.flat)
     platform = devices[0].platform
     network = said.topology if topology is None else topology
-    # Of numbers that the player adds, on a mesh whose axes are all manual.
+    # Only for numbers that the player adds, on a mesh whose axes are all manual.
     given = costs_of(execution, CollectiveError) or said.execution
     costs = stated.costs_for(given, platform, network, stated.has_links())
     if network is None and platform != "cpu":
@@ -292,7 +292,7 @@ def _explained_wire(kind: str, nbytes: int, where: _Where, wire: Wire, dtype: An
     halves = wire_halves(kind)
     if not halves:
         raise CollectiveError(
-            f"{kind} has no wire_dtype=; psum, pmean, psum_scatter, all_gather and all_to_all have"
+            f"{kind} takes no wire_dtype=; psum, pmean, psum_scatter, all_gather and all_to_all do"
         )
     ranks = len(where.collective(kind).groups[0])
     try:
@@ -320,12 +320,12 @@ def _explained_ragged(nbytes: int, where: _Where, largest: object) -> Explanatio
         rows = np.asarray(largest)
     if rows.dtype.kind not in "iu" or rows.shape != (size, size) or rows.min() < 0:
         raise CollectiveError(
-            f"largest is a matrix of {size} x {size} integers of at least 0, the rows of every "
-            f"pair of ranks of a group, got {checks.shown(largest)}"
+            f"largest must be a matrix of {size} x {size} integers of at least 0, the rows "
+            f"of every pair of ranks of a group; got {checks.shown(largest)}"
         )
     others = rows[~np.eye(size, dtype=bool)]
     if not others.any():
-        raise CollectiveError("largest has no rows for other ranks, so that nothing is sent")
+        raise CollectiveError("largest has no rows for other ranks, so nothing would be sent")
     call = f"{RAGGED} of up to {nbytes:,} B, {np.count_nonzero(others)} of {others.size} pairs"
     between = np.where(np.eye(size, dtype=bool), 0, rows).astype(np.int64)
     fullest = int(max(between.sum(0).max(), between.sum(1).max()))

@@ -246,7 +246,9 @@ def _measurable(devices: Sequence[Any]) -> tuple[str, list[int]]:
     platform = devices[0].platform
     backend = backend_of(platform)
     if backend not in BACKENDS:
-        raise TuneError(f"devices of {platform!r}; execution costs are of {', '.join(BACKENDS)}")
+        raise TuneError(
+            f"execution costs are measured on {', '.join(BACKENDS)}, got devices of {platform!r}"
+        )
     members = sorted({device.process_index for device in devices})
     if len(members) != jax.process_count():
         raise TuneError(
@@ -439,8 +441,8 @@ def _costs(entry: object, place: str) -> ExecutionCosts:
     taken.end()
     if not place.startswith(f"{costs.machine}, "):
         raise FormatError(
-            f"costs of {readers.glimpse(place)} are those of {readers.glimpse(costs.machine)}; "
-            "measure here again"
+            f"costs of {readers.glimpse(place)} were measured on "
+            f"{readers.glimpse(costs.machine)}; measure here again"
         )
     return costs
 

@@ -153,8 +153,8 @@ def may_play(axes: Axes, dtype, kind: str, op: str, lowering: str = "auto") -> b
     Args:
         dtype: dtype of the numbers that are sent.
         op: as for ``primitives.bind``.
-        lowering: that the call names: on GPUs only "links" is played, between processes on CPUs
-            also what is left open.
+        lowering: the lowering that the call names. On GPUs only "links" is played, between
+            processes on CPUs also "auto".
     """
     is_gpu = backend_of(jax_internals.platform()) == "gpu"
     if lowering != "links" and (is_gpu or lowering != "auto"):
@@ -208,8 +208,9 @@ def costs_for(
         )
     if execution.backend != backend:
         raise CollectiveError(
-            f"the stated execution costs are of {execution.backend!r} ({execution.source}), but "
-            f"the mesh has devices of {backend!r}; state those of {backend!r}"
+            f"the stated execution costs are for {execution.backend!r} "
+            f"({execution.source}), but the mesh has devices of {backend!r}; state costs of "
+            f"{backend!r}"
         )
     if execution.shared and topology is not None and jax.process_count() > 1:
         raise CollectiveError(

@@ -114,7 +114,9 @@ def timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise CollectiveError(f"JAXCOLL_TIMEOUT is seconds above 0, got {said[:60]!r}")
+        raise CollectiveError(
+            f"JAXCOLL_TIMEOUT must be a number of seconds above 0, got {said[:60]!r}"
+        )
     return seconds
 
 
@@ -154,13 +156,14 @@ def _address() -> tuple[str, str, str]:
     """Host, port and word of this process, once it listens and has published them."""
     engine = library()
     if isinstance(engine, str):
-        raise CollectiveError(f"the program runs by links, but {engine}")
+        raise CollectiveError(f"the lowering 'links' cannot run here: {engine}")
     at, word = host(), secrets.token_hex(16)
     error = ctypes.create_string_buffer(256)
     port = engine.jaxcoll_links_listen(at.encode(), word.encode(), error)
     if not port:
         raise CollectiveError(
-            f"links: {error.value.decode(errors='replace')}; JAXCOLL_ADDRESS names another address"
+            f"links: {error.value.decode(errors='replace')}; set JAXCOLL_ADDRESS to another "
+            "address of this machine"
         )
     found = (at, str(port), word)
     if jax.process_count() > 1:
@@ -213,8 +216,8 @@ def _address_of(process: int, seconds: float) -> tuple[str, str, str]:
     said = jax_internals.fetch(_KEY.format(process), seconds)
     if said is None:
         raise CollectiveError(
-            f"process {process} did not say within {seconds:g} s at which address its links are; "
-            "does it run the same program, with jaxcoll's player compiled?"
+            f"process {process} did not say within {seconds:g} s at which address its links "
+            "listen; does it run the same program, and is jaxcoll's player compiled there?"
         )
     host, port, word = json.loads(said)
     return host, port, word
@@ -243,6 +246,6 @@ def host() -> str:
             return probe.getsockname()[0]
     except (OSError, ValueError) as error:
         raise CollectiveError(
-            f"links: no address of this process reaches the coordinator {coordinator}: {error}; "
-            "name one by JAXCOLL_ADDRESS"
+            f"links: no address of this process reaches the coordinator {coordinator}: "
+            f"{error}; set JAXCOLL_ADDRESS to one that does"
         ) from None

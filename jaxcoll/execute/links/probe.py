@@ -101,7 +101,8 @@ def probe(mesh: Mesh | None = None) -> Probe:
             a process does not take part or ends; or its bytes do not arrive.
     """
     # This imports networkx and parts of SciPy: 0.8 CPU s, which most programs do not need.
-    from jaxcoll.probing.inference import infer, with_devices
+    from jaxcoll.probing.findings import with_devices
+    from jaxcoll.probing.inference import infer
 
     devices = list(jax.devices()) if mesh is None else _devices(mesh)
     processes = list(dict.fromkeys(device.process_index for device in devices))
@@ -149,18 +150,19 @@ def _check(devices: Sequence[Any], processes: Sequence[int], per_process: Sequen
         )
     if len(processes) == 1:
         raise CollectiveError(
-            f"probe: all {len(devices)} devices are of one process: there are no links between "
-            "them, only its memory; start a process per machine and call "
+            f"probe: all {len(devices)} devices belong to one process: there are no links "
+            "between them, only its memory; start a process per machine and call "
             "jax.distributed.initialize()"
         )
     if jax.process_index() not in processes:
         raise CollectiveError(
-            f"probe: process {jax.process_index()} has no device of this mesh, and calls it"
+            f"probe: process {jax.process_index()} calls it but has no device of this mesh; "
+            "give a mesh with devices of every process that calls it"
         )
     if len({len(row) for row in per_process}) > 1:
         counts = ", ".join(str(len(row)) for row in per_process)
         raise CollectiveError(
-            f"probe: processes have {counts} devices of the mesh; give as many of each"
+            f"probe: every process must have equally many devices of the mesh, got {counts}"
         )
 
 

@@ -43,7 +43,7 @@ def recording() -> Iterator[Record]:
     """
     library = engine.library()
     if isinstance(library, str):
-        raise CollectiveError(f"links are recorded by the player, but {library}")
+        raise CollectiveError(f"the lowering 'links' cannot be recorded here: {library}")
     found = Record()
     library.jaxcoll_links_record(1)
     try:

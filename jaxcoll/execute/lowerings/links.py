@@ -32,6 +32,7 @@ from jaxcoll.execute.lowerings.rounds import PermuteProgram
 from jaxcoll.schedule import Schedule
 
 _OPS = {lax.add: 0, fixed_order.add: 0, lax.max: 1, lax.min: 2}
+# XLA stores several numbers of these in a byte.
 _PARTS_OF_BYTES = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
 
 
@@ -53,7 +54,7 @@ def refusal(dtype, op: Callable | None, axes: Axes, is_gpu: bool = False) -> str
         return "links: it sends whole bytes" if dtype.name in _PARTS_OF_BYTES else ""
     adds = ADDED | COMPLEX if _OPS.get(op) == 0 else ADDED
     if dtype.name not in adds:
-        return f"links: {dtype.name} is not among what it adds ({', '.join(sorted(adds))})"
+        return f"links: it cannot add {dtype.name}, only {', '.join(sorted(adds))}"
     return ""
 
 
@@ -80,14 +81,25 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
 def _on_cpus(
     program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
 ) -> jax.Array:
+    """A call of the player over sockets.
+
+    Args:
+        result: shape and dtype of the result.
+        op: the number of the operation that adds, as the player has them; below 0 for none.
+    """
     axes = setting.axes
     numbers = np.ascontiguousarray(tables(program, setting.op is fixed_order.add))
-    said = f"{x.dtype} {x.shape} {op} {axes}".encode()
-    digest = hashlib.sha256(said + numbers.tobytes()).digest()[:8]
+    # Ranks that run different programs must not take each other's messages for their own, so the
+    # number of a program is a digest of all that it depends on.
+    made_of = f"{x.dtype} {x.shape} {op} {axes}".encode()
+    digest = hashlib.sha256(made_of + numbers.tobytes()).digest()[:8]
     number = int.from_bytes(digest, "little", signed=True)
     token = jax.ShapeDtypeStruct((1,), np.int32)
     if setting.schedule is not None:
         PROGRAMS.remember(number, setting.schedule, nbytes)
+    # The last operand, ``number``, ``lane`` and ``devices`` are placeholders: ``engine.prepare``
+    # fills them when the whole program is known. Each call then takes the token of the one before
+    # it in place of the zeros, since two calls at once could wait for each other on a link.
     played, _ = jax.ffi.ffi_call(engine.TARGET, (result, token), has_side_effect=True)(
         x,
         lax.dynamic_index_in_dim(jnp.asarray(numbers), axes.rank(), 0, keepdims=False),
@@ -106,6 +118,7 @@ def _on_cpus(
 def _on_gpus(
     program: PermuteProgram, x: jax.Array, setting: Setting, result, nbytes: float, op: int
 ) -> jax.Array:
+    """A call of the player over NCCL; arguments as of ``_on_cpus``."""
     queues = _queues(program, setting.schedule, nbytes, setting.op is fixed_order.add)
     work = jax.ShapeDtypeStruct((queues.work * setting.width, *x.shape[1:]), x.dtype)
     played, _ = jax.ffi.ffi_call(engine.GPU_TARGET, (result, work))(

@@ -169,7 +169,7 @@ def _backwards(program: PermuteProgram) -> PermuteProgram:
     """The reverse of a program with rows placed by rounds; arrivals go back in the same rounds."""
     pairs = program.pairs
     if pairs is None:
-        raise RuntimeError("of blocks of one size the schedule is reversed")
+        raise RuntimeError("a program without rows for pairs is not reversed; the schedule is")
 
     def back(r: Round) -> Round:
         send = np.where(r.recv >= 0, r.recv + pairs.total, -1).astype(np.int32)

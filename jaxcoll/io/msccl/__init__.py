@@ -71,14 +71,17 @@ def lower(
     checks.choice(protocol, form.PROTOCOLS, "protocol", FormatError)
     runtime = written_for(dialect)
     if len(name) > MOST_CHARACTERS:
-        raise FormatError(f"name has {len(name)} characters, runtimes take {MOST_CHARACTERS}")
+        raise FormatError(
+            f"name has {len(name)} characters, and runtimes take at most {MOST_CHARACTERS}; "
+            "shorten it"
+        )
     if not name.isidentifier():
         raise FormatError(f"name must be letters, digits and _, got {checks.shown(name)}")
     collective = schedule.collective
     check_word(collective, "MSCCL programs")
     if collective.num_chunks > form.MOST_CHUNKS:
         raise FormatError(
-            f"{collective} has {collective.num_chunks} chunks, a program at most "
+            f"{collective} has {collective.num_chunks} chunks, and a program has at most "
             f"{form.MOST_CHUNKS}; take fewer chunks per shard"
         )
     found = runs(schedule, continues(schedule, schedule.edge), most=form.MOST_COUNT)
@@ -89,9 +92,9 @@ def lower(
     rank = int(count.argmax())
     if 1 + ranks + count[rank] > MOST_ELEMENTS:
         raise FormatError(
-            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
-            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
-            "(--for-runtime chooses them), or fewer links per rank"
+            f"rank {rank} would read {1 + ranks + count[rank]} or more elements of the "
+            f"program, and {runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks "
+            "per shard (--for-runtime chooses them), or fewer links per rank"
         )
     return _fitting(schedule, found, name, protocol, runtime)
 

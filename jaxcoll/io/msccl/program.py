@@ -245,14 +245,14 @@ def check_limits(program: Program, runtime: Runtime) -> None:
         found += [
             (len(blocks), runtime.blocks, f"rank {rank} has {{}} blocks"),
             (longest, runtime.instructions, f"a block of rank {rank} has {{}} instructions"),
-            (elements, MOST_ELEMENTS, f"of rank {rank} {{}} elements are to be read"),
-            (awaited, MOST_AWAITED, f"block {{}} of rank {rank} is waited for"),
+            (elements, MOST_ELEMENTS, f"rank {rank} would read {{}} elements of the program"),
+            (awaited, MOST_AWAITED, f"other blocks would wait for block {{}} of rank {rank}"),
         ]
     for number, most, text in found:
         if number > most:
             raise FormatError(
-                f"{text.format(number)}, {runtime.name} takes at most {most}; take fewer chunks "
-                "per shard (--for-runtime chooses them), or fewer links per rank"
+                f"{text.format(number)}, and {runtime.name} takes at most {most}; take fewer "
+                "chunks per shard (--for-runtime chooses them), or fewer links per rank"
             )
 
 
@@ -332,7 +332,10 @@ def _blocks(gpu: xml.Element, ranks: int, rank: int, channels: int) -> tuple[Blo
         found[number] = Block(send, receive, channel, instructions, path)
         for each in instructions:
             if (each.type in SENDS and send is None) or (each.type in RECEIVES and receive is None):
-                raise FormatError(f"block {number} of gpu {rank} has no peer for {each.type!r}")
+                raise FormatError(
+                    f"block {number} of gpu {rank} has an instruction {each.type!r}, which needs a "
+                    "peer, and names none"
+                )
     blocks = tuple(found[number] for number in range(len(found)))
     for end in ("send", "receive"):
         used = sorted((p, b.channel) for b in blocks if (p := getattr(b, end)) is not None)
@@ -348,7 +351,9 @@ def _blocks(gpu: xml.Element, ranks: int, rank: int, channels: int) -> tuple[Blo
 def _path(tb: xml.Element) -> tuple[int, ...]:
     words = tb.said["links"].split(",")
     if not all(re.fullmatch("[0-9]{1,9}", word, re.ASCII) for word in words):
-        raise FormatError(f"links of <tb> are numbers with commas, got {checks.shown(words)}")
+        raise FormatError(
+            f"links of <tb> must be numbers separated by commas, got {checks.shown(words)}"
+        )
     return tuple(map(int, words))
 
 

@@ -69,7 +69,9 @@ def lift(program: Program, topology: Topology) -> Schedule:
     checks.instance(topology, Topology, "topology", TopologyError)
     ranks = len(program.ranks)
     if ranks != topology.num_ranks:
-        raise FormatError(f"the program is of {ranks} ranks, {topology} has {topology.num_ranks}")
+        raise FormatError(
+            f"the program is for {ranks} ranks, but {topology} has {topology.num_ranks}"
+        )
     if program.chunks % ranks:
         raise FormatError(
             f"{program.chunks} chunks do not divide among {ranks} ranks; nchunksperloop must "
@@ -252,7 +254,8 @@ class _Run:
             chunk = self._first(rank, cell)
             if chunk is None:
                 raise FormatError(
-                    f"gpu {rank} reads chunk {cell[1]} of buffer {cell[0]!r}, never written"
+                    f"gpu {rank} reads chunk {cell[1]} of buffer {cell[0]!r}, which nothing has "
+                    "written"
                 )
             cells[cell] = _Value(chunk, 0)
         return cells[cell]

@@ -105,10 +105,14 @@ def loads(text: str, topology: Topology) -> Schedule:
     kind = _KINDS[checks.choice(plan.get("collective"), _KINDS, "collective", FormatError)]
     gpus = plan["gpus"]
     if len(gpus) != topology.num_ranks:
-        raise FormatError(f"the plan is of {len(gpus)} ranks, {topology} has {topology.num_ranks}")
+        raise FormatError(
+            f"the plan is for {len(gpus)} ranks, but {topology} has {topology.num_ranks}"
+        )
     rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
     if not rows and len(gpus) > 1:
-        raise FormatError("no operation says its step: a plan of another tool; prove it instead")
+        raise FormatError(
+            "no operation states its step, so another tool wrote the plan; prove it instead"
+        )
     # Buffers of a plan are in chunks: the input of an all_gather is a shard, else the output is.
     share = gpus[0].get("input_chunks" if kind_of(kind).starts_with_shard else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
@@ -158,7 +162,10 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
         # The executor, too, takes ranks and blocks by their places in their lists.
         for at, each in ((rank, gpu), *enumerate(blocks)):
             if each["id"] != at:  # type: ignore[index]
-                raise FormatError(f"gpus and blocks stand in order: place {at} has another id")
+                raise FormatError(
+                    f"gpus and blocks must be listed in order of their ids, but place {at} has "
+                    "another id"
+                )
         for block in blocks:
             # Buffers of a type may be listed in several parts, whose chunks are counted through.
             refs: defaultdict[str, list[int]] = defaultdict(list)
@@ -181,7 +188,10 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
                 whole = all(type(n) is int and 0 <= n < _MOST_STEPS for n in numbers)
                 if not whole or other >= ranks or other == rank or size > 2**15:
                     what = checks.shown(numbers)
-                    raise FormatError(f"an operation of rank {rank} has no such numbers: {what}")
+                    raise FormatError(
+                        f"an operation of rank {rank} has numbers that are too large or not "
+                        f"integers: {what}"
+                    )
                 ends = (other, rank) if adds else (rank, other)
                 found += [
                     (op["step"], op["place"] + i, *ends, first + i, int(adds), path)
@@ -190,7 +200,7 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
         return found
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise FormatError(
-            f"gpu {rank} is not as MSCCL++ 0.8 and later have it: {type(error).__name__}"
+            f"gpu {rank} does not have the form of MSCCL++ 0.8 and later: {type(error).__name__}"
         ) from None
 
 

@@ -85,8 +85,8 @@ class Block:
         for kind, peers in found.items():
             if len(peers) > MOST_CHANNELS:
                 raise FormatError(
-                    f"a block of rank {rank} has {len(peers)} {kind} channels, MSCCL++ takes at "
-                    f"most {MOST_CHANNELS}; take a network of fewer links per rank"
+                    f"a block of rank {rank} has {len(peers)} {kind} channels, and MSCCL++ takes "
+                    f"at most {MOST_CHANNELS}; take a network of fewer links per rank"
                 )
         return found
 

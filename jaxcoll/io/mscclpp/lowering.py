@@ -55,7 +55,9 @@ def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | No
     per_host = _per_host(schedule) if ranks_per_host is None else ranks_per_host
     per_host = checks.integer(per_host, "ranks_per_host", FormatError, least=1)
     if ranks % per_host:
-        raise FormatError(f"{ranks} ranks are not of hosts of {per_host}; state ranks_per_host")
+        raise FormatError(
+            f"{ranks} ranks do not divide into hosts of {per_host}; give ranks_per_host="
+        )
     return _plan(schedule, name, _blocks(schedule, per_host))
 
 
@@ -82,8 +84,9 @@ def _blocks(schedule: Schedule, per_host: int) -> list[Block]:
                 ]
     fewest = min(map(counted.most, _ways(chunks, most_blocks)))
     raise FormatError(
-        f"a block has {fewest} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
-        f"{most_blocks} blocks per rank; take fewer chunks per shard (--for-runtime mscclpp)"
+        f"a block has {fewest} operations with {most_blocks} blocks per rank, and "
+        f"MSCCL++ takes at most {MOST_OPERATIONS}; take fewer chunks per shard "
+        "(--for-runtime mscclpp)"
     )
 
 

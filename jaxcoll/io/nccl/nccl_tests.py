@@ -5,7 +5,7 @@ The columns are found by their names in the header, so all versions can be read:
 later ones, and those with the statistics of 2.19 after each half. Lines of other programs in
 between are ignored.
 
-It writes the text of 2.17 and the JSON of version 3. The text has times to a femtosecond.
+Files are written as the text of 2.17 or the JSON of version 3. The text has times to a femtosecond.
 """
 
 from __future__ import annotations
@@ -104,9 +104,11 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
             header = line.lstrip("#").split()
             where = f"line {number}: "
             if "size" not in header or not set(_TIMES) & set(header):
-                raise FormatError(f"{where}a header has size and time, got {glimpse(line)}")
+                raise FormatError(f"{where}a header must have size and time, got {glimpse(line)}")
             if header.index("size") > min(i for i, name in enumerate(header) if name in _TIMES):
-                raise FormatError(f"{where}the size comes before the times, got {glimpse(line)}")
+                raise FormatError(
+                    f"{where}the size must come before the times, got {glimpse(line)}"
+                )
         elif header is not None and re.match(r"[0-9]", line):
             try:
                 rows.append(_row(line, header, number))
@@ -229,7 +231,7 @@ def loads_json(text: str, collective: str | None = None) -> Measurements:
         seconds, again = out_of_place[0], in_place[0]
         rows.append(Measurement(nbytes, dtype, seconds or 0.0, again, max(wrong, default=None)))
     if not devices or not rows:
-        raise FormatError("the file has no devices, or no results")
+        raise FormatError("the file has no devices or no results; give the output of a whole run")
     # The program is the first word of the command line, given as a list or as one text.
     first = called[0] if isinstance(called, list) and called else called
     named = _CALLED.search(first) if isinstance(first, str) and len(first) < _MOST_CALL else None
@@ -336,10 +338,13 @@ def of_timelines(runs: Iterable[Timeline]) -> Measurements:
         what = run.schedule.collective
         kinds.add((what.kind, what.num_ranks))
         if run.nbytes.denominator != 1 or not run.time:
-            raise FormatError(f"runs[{i}] is of {float(run.nbytes):g} bytes in {run.time:g} s")
+            raise FormatError(
+                f"runs[{i}] must have whole bytes and a time above 0, got {float(run.nbytes):g} "
+                f"bytes in {run.time:g} s"
+            )
         rows.append(Measurement(int(run.nbytes), "float32", run.time, None, None))
     if len(kinds) != 1:
-        raise FormatError(f"a table is of one collective, got {len(kinds)}")
+        raise FormatError(f"a table holds times of one collective, got runs of {len(kinds)}")
     ((kind, ranks),) = kinds
     return Measurements(kind, ranks, tuple(rows))
 

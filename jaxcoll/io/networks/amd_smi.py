@@ -165,7 +165,10 @@ def _of_text(text: str) -> _Table:
             if table is None:
                 table = _Table(len(words))
             elif table.gpus != len(words):
-                raise FormatError(f"a table of {len(words)} GPUs follows one of {table.gpus}")
+                raise FormatError(
+                    f"all tables must be of the same GPUs, but one of {len(words)} follows one of "
+                    f"{table.gpus}"
+                )
         elif table is not None and columns and title and words and words[0] in columns:
             _put_row(table, title, columns, words)
             seen.add((title, words[0]))
@@ -252,7 +255,7 @@ def _of_amd_smi(whole: object) -> _Table:
                 if key in each.left:
                     table.put(name, a, b, each.left[key])
     if not table.cells["type"] and table.gpus > 1:
-        raise FormatError("no link_type; give what amd-smi topology --json prints")
+        raise FormatError("there is no link_type; give what amd-smi topology --json prints")
     return table
 
 

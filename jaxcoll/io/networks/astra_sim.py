@@ -61,12 +61,15 @@ def loads(text: str) -> Topology:
     parts, size = [], 1
     for kind, count, speed, delay in zip(*(found[key] for key in _KEYS), strict=True):
         if kind.lower() not in _MAKERS:
-            raise FormatError(f"topology is Ring, FullyConnected or Switch, got {shown(kind)}")
+            raise FormatError(f"topology must be Ring, FullyConnected or Switch, got {shown(kind)}")
         ranks = int(_number(count, "npus_count", 2, _MOST_RANKS))
         size *= ranks
         # Links of a full connection grow with the square: 2^11 ranks have four million.
         if size > _MOST_RANKS or (kind.lower() == "fullyconnected" and ranks > 2**11):
-            raise FormatError(f"npus_count of {size} ranks is more than is read")
+            raise FormatError(
+                f"npus_count makes {size} ranks; at most {_MOST_RANKS} are read, and 2048 of "
+                "one full connection"
+            )
         # Its bw_GBps_to_Bpns multiplies by 2^30.
         gibibytes = _number(speed, "bandwidth", 1e-6, 1e9)
         nanoseconds = _number(delay, "latency", 0, 1e12)

@@ -117,7 +117,7 @@ def hosts_named(text: str, most: int = MOST_HOSTS) -> list[str]:
         # With more pieces, the names would grow with the square of the file.
         is_one = part and len(pieces) <= _MOST_PIECES
         if not is_one or any(bracket in piece for piece in pieces for bracket in "[]"):
-            raise FormatError(f"not a list of names as gpu[01-16,20]: {shown(text)}")
+            raise FormatError(f"expected a list of names such as gpu[01-16,20], got {shown(text)}")
         for i, piece in enumerate(pieces):
             inner = _numbers(piece, text, most) if i % 2 else [piece]
             if len(found) * len(inner) + len(names) > most:
@@ -146,7 +146,8 @@ def _numbers(text: str, whole: str, most: int) -> list[str]:
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not low <= high or high - low >= most - len(found):
             raise FormatError(
-                f"{shown(part)} is not a range of at most {most} numbers, in {shown(whole)}"
+                f"{shown(part)} in {shown(whole)} must be a range of at most {most} numbers, "
+                "such as 01-16"
             )
         found += [f"{i:0{len(match[1])}}" for i in range(low, high + 1)]
     return found
@@ -235,11 +236,15 @@ def joined(
     ):  # fmt: skip
         checks.optional(value, check, name, TopologyError)
     if gpus.kind is None and inside is not None:
-        raise TopologyError("inside= is of GPUs, and a host is a rank; add gpu=, as h100:8")
+        raise TopologyError(
+            "inside= is the speed between the GPUs of a host, and without gpu= a host is "
+            "one rank; add gpu=, as in gpu='h100:8'"
+        )
     if not 1 <= len(fabric.hosts) * gpus.count <= _MOST_RANKS:
         raise TopologyError(
-            f"{len(fabric.hosts)} hosts of {gpus.count} ranks are not 1 to {_MOST_RANKS} ranks; "
-            "nodes= takes some of the hosts, as gpu[01-16]"
+            f"{len(fabric.hosts)} hosts of {gpus.count} ranks are outside the 1 to "
+            f"{_MOST_RANKS} ranks that are read; choose some of the hosts by nodes=, as in "
+            "gpu[01-16]"
         )
     builder = _Builder(fabric, gpus, NETWORK_ALPHA if alpha is None else float(alpha))
     builder.inside(inside)
@@ -329,14 +334,16 @@ class _Builder:
 
     def built(self, by: str) -> Topology:
         if len(self.wires) > _MOST_WIRES:
-            raise TopologyError(f"{len(self.wires)} cables are more than are read")
+            raise TopologyError(
+                f"{len(self.wires)} cables are more than the {_MOST_WIRES} that are read"
+            )
         ends = [[wire[side] for wire in self.wires] for side in (0, 1)]
         part = components(len(self.names), *ends)
         apart = next((r for r in range(self.ranks) if part[r] != part[0]), None)
         if apart is not None:
             raise TopologyError(
-                f"nothing joins {shown(self.names[0])} and {shown(self.names[apart])}: the file "
-                "has two networks; nodes= takes the hosts of one, as gpu[01-16]"
+                f"nothing joins {shown(self.names[0])} and {shown(self.names[apart])}, so the "
+                "file has two networks; choose the hosts of one by nodes=, as in gpu[01-16]"
             )
         count, kind = len(self.fabric.hosts), self.gpus.kind
         inside = "" if kind is None else f" of {self.gpus.count} {kind.match}"

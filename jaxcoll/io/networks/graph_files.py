@@ -80,7 +80,7 @@ def loads(
     except FormatError:
         raise
     except JaxcollError as error:
-        raise FormatError(f"a graph that is refused: {error}") from error
+        raise FormatError(f"the graph is refused: {error}") from error
 
 
 def dumps(topology: Topology, form: str = "graphml") -> str:

@@ -126,7 +126,7 @@ class _Fabric:
                 f"{shown(line)}"
             )
         if found[2] in self.described:
-            raise FormatError(f"{where}: {found[2]} stands there twice")
+            raise FormatError(f"{where}: {found[2]} is given twice")
         quoted = _QUOTED.search(found[3] or "")
         self.described[found[2]] = quoted[1].strip() if quoted else ""
         return found[2]
@@ -142,7 +142,9 @@ class _Fabric:
         key = ends if ends[0] < ends[1] else (ends[1], ends[0])
         self.cables[key] = max(self.cables.get(key, 0.0), speed)
         if len(self.cables) > _MOST_CABLES:
-            raise FormatError(f"{where}: more cables than are read")
+            raise FormatError(
+                f"{where}: the file has more than the {_MOST_CABLES} cables that are read"
+            )
 
     def _check_whole(self) -> None:
         """Check that every node at the end of a cable has a paragraph, since a print may be cut."""
@@ -175,7 +177,9 @@ class _Fabric:
         for node in adapters:
             hosts.setdefault(self._host(node), len(hosts))
         if len(hosts) > MOST_HOSTS or len(switches) > MOST_SWITCHES:
-            raise FormatError(f"{len(hosts)} hosts or {len(switches)} switches: more than are read")
+            raise FormatError(
+                f"{len(hosts)} hosts or {len(switches)} switches are more than are read"
+            )
         ports: list[tuple[tuple, Port]] = []
         trunks: dict[tuple[int, int], float] = {}
         silent = 0

@@ -65,7 +65,9 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     model = _Model(whole)
     vertices = list(model.instances())
     if not any(kind == _RANK for _, kind in vertices):
-        raise FormatError(f"the model has {len(vertices)} components, of which no {_RANK} is one")
+        raise FormatError(
+            f"none of the model's {len(vertices)} components is an {_RANK}, of which ranks are made"
+        )
     # ``Topology`` numbers ranks before switches, while a model has them in any order. Each kind
     # keeps the model's order.
     ordered = [*(n for n, k in vertices if k == _RANK), *(n for n, k in vertices if k != _RANK)]
@@ -74,7 +76,10 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     silent: set[str] = set()
     for a, b, link, (seconds, rate) in model.wires():
         if a not in place or b not in place:
-            raise FormatError(f"an edge joins {shown(a)} and {shown(b)}: devices have no ends")
+            raise FormatError(
+                f"an edge joins {shown(a)} and {shown(b)}; name a component of each, since a "
+                "device is not an end"
+            )
         if (seconds is None and alpha is None) or (rate is None and bandwidth is None):
             silent.add(link)
         own = seconds if seconds is not None else ALPHA if alpha is None else float(alpha)
@@ -90,7 +95,7 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     try:
         return wired(ranks, ordered, wires, name)
     except JaxcollError as error:
-        raise FormatError(f"a model that is refused: {error}") from error
+        raise FormatError(f"the model is refused: {error}") from error
 
 
 def _parsed(text: str) -> object:
@@ -129,10 +134,10 @@ def _check_depth(text: str) -> None:
     for match in re.finditer(r"[\[\]{}]", text):
         depth += (match[0] in "[{") - (match[0] in "]}")
         if depth > _MOST_DEPTH:
-            raise FormatError("nested deeper than any model")
+            raise FormatError("the model is nested too deeply")
     for number, line in enumerate(text.splitlines(), 1):
         if max(line.count("- "), line.count("? ")) > _MOST_ON_A_LINE:
-            raise FormatError(f"line {number}: nested deeper than any model")
+            raise FormatError(f"line {number}: the model is nested too deeply")
 
 
 class _Model:
@@ -174,7 +179,7 @@ class _Model:
 
     def _parts(self, device: str, prefix: str, depth: int) -> Iterator[tuple[str, str]]:
         if depth > _MOST_NESTED or device not in self.devices:
-            raise FormatError(f"the device {glimpse(device)} is not there, or holds itself")
+            raise FormatError(f"the device {glimpse(device)} does not exist, or contains itself")
         for part, (count, kind) in self.devices[device]["parts"].items():
             for index in range(count):
                 self.spend("components")
@@ -196,7 +201,7 @@ class _Model:
 
     def _inside(self, device: str, prefix: str, depth: int) -> Iterator:
         if depth > _MOST_NESTED or device not in self.devices:
-            raise FormatError(f"the device {glimpse(device)} is not there, or holds itself")
+            raise FormatError(f"the device {glimpse(device)} does not exist, or contains itself")
         own = self.devices[device]
         for i, value in enumerate(own["edges"]):
             where = f"device {named(device)}: edges[{i}]"
@@ -286,7 +291,9 @@ def _links(fields: readers.Fields, key: str) -> dict[str, Speed]:
                 known = [unit for unit in units if said.left.get(unit) is not None]
                 # Gigatransfers per second are also refused here: their bytes depend on the lanes.
                 if len(known) != 1:
-                    raise FormatError(f"{said.where} is in one of {', '.join(units)}, got {known}")
+                    raise FormatError(
+                        f"{said.where} must be in exactly one of {', '.join(units)}, got {known}"
+                    )
                 number = said.take(known[0], readers.number)
                 if number < 0 or (what == "bandwidth" and number == 0):
                     raise FormatError(f"{said.where} must be above 0, got {number:g}")
@@ -306,7 +313,7 @@ def _indices(match: re.Match[str], count: int, where: str) -> range:
     else:
         low, high = int(start or 0), int(stop) if stop else count
     if not 0 <= low <= high <= count or step == "0":
-        raise FormatError(f"{where}: {glimpse(match[0])} is not within 0 to {count}")
+        raise FormatError(f"{where}: {glimpse(match[0])} must be within 0 to {count}")
     return range(low, high, int(step or 1))
 
 

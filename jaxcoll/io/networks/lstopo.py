@@ -194,7 +194,7 @@ class _Machine:
         if self.kind is None and not found:
             where = shown(said) if said else "a GPU without a name"
             raise FormatError(
-                f"{each.place}: {where} is of no kind that is known; state gpu=, one of "
+                f"{each.place}: {where} is not of a known kind; give gpu=, one of "
                 f"{', '.join(KINDS[:8])}"
             )
         self.kind = self.kind or max(found, key=len)

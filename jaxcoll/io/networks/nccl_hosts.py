@@ -129,7 +129,7 @@ def of_element(root: Element) -> System:
             "machine; run with NCCL_TOPO_DUMP_FILE=topo.xml there and give that file"
         )
     if len(gpus) > _MOST_GPUS:
-        raise FormatError(f"{len(gpus)} GPUs; at most {_MOST_GPUS} are read")
+        raise FormatError(f"there are {len(gpus)} GPUs; at most {_MOST_GPUS} are read")
     # A dump lists all GPUs of a host, even those without a rank; in older dumps no GPU has a rank.
     kept = [gpu for gpu in gpus if gpu.rank >= 0] or gpus
     ranks = [gpu.rank for gpu in kept if gpu.rank >= 0]

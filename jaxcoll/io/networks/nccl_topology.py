@@ -73,9 +73,12 @@ def topology(
     checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
     checks.optional(network, checks.positive, "network", TopologyError)
     if hosts > 1 and system.hosts > 1:
-        raise TopologyError(f"the file has {system.hosts} hosts itself; leave hosts out")
+        raise TopologyError(f"the file already describes {system.hosts} hosts; leave hosts= out")
     if hosts * len(system.gpus) > _MOST_RANKS:
-        raise TopologyError(f"{hosts} hosts of {len(system.gpus)} GPUs are too many ranks")
+        raise TopologyError(
+            f"{hosts} hosts of {len(system.gpus)} GPUs are more than the {_MOST_RANKS} "
+            "ranks that are built"
+        )
     builder = _Builder(system, hosts, speeds, None if network is None else float(network))
     builder.fabric()
     builder.reach_all()

@@ -78,7 +78,7 @@ def loads(text: str) -> Topology:
     try:
         return wired(ranks, names, wires, f"{ranks} ranks by ns-3")
     except JaxcollError as error:
-        raise FormatError(f"a network that is refused: {error}") from error
+        raise FormatError(f"the network is refused: {error}") from error
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Topology:
@@ -96,7 +96,7 @@ def _order(words: Sequence[str], vertices: int) -> list[int]:
     """The number here of each vertex of the file; ranks come first."""
     switches = [_whole(word, "the second line", vertices - 1) for word in words]
     if len(set(switches)) < len(switches):
-        raise FormatError("the second line: a switch stands there twice")
+        raise FormatError("the second line: a switch is given twice")
     order = [-1] * vertices
     ranks = vertices - len(switches)
     for i, switch in enumerate(switches):
@@ -120,10 +120,10 @@ def _wire(words: Sequence[str], number: int, order: Sequence[int]) -> Wire:
     rate, delay = _RATE.fullmatch(words[2]), _DELAY.fullmatch(words[3])
     speed = float(rate[1]) * _PREFIXES.get(rate[2], 0) / (8 if rate[3] == "b" else 1) if rate else 0
     if not 0 < speed < 1e18:
-        raise FormatError(f"{where}: expected a rate as 400Gbps, got {shown(words[2])}")
+        raise FormatError(f"{where}: expected a rate such as 400Gbps, got {shown(words[2])}")
     seconds = float(delay[1]) / _TIMES[delay[2] or "s"] if delay else -1.0
     if not 0 <= seconds < 1e6:
-        raise FormatError(f"{where}: expected a delay as 0.0005ms, got {shown(words[3])}")
+        raise FormatError(f"{where}: expected a delay such as 0.0005ms, got {shown(words[3])}")
     if a == b:
         raise FormatError(f"{where}: both ends are {shown(words[0])}")
     return a, b, seconds, speed

@@ -101,8 +101,8 @@ def loads(text: str) -> Connections:
         for j, other in enumerate(columns):
             if name in rows and other in rows and rows[name][j] != rows[other][i]:
                 raise FormatError(
-                    f"{shown(name)} is {rows[name][j]} from {shown(other)}, which is "
-                    f"{rows[other][i]} from it"
+                    f"the table contradicts itself: {shown(name)} has {rows[name][j]} to "
+                    f"{shown(other)}, which has {rows[other][i]} back; copy all of it"
                 )
     nics = {
         name: tuple(rows[f"GPU{g}"][gpus + i] for g in range(gpus))
@@ -118,7 +118,9 @@ def _is_cell(word: str) -> bool:
 def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     name, cells = words[0], words[1 : len(columns) + 1]
     if len(cells) < len(columns):
-        raise FormatError(f"the row of {shown(name)} is cut: {len(cells)} of {len(columns)} cells")
+        raise FormatError(
+            f"the row of {shown(name)} is cut short: it has {len(cells)} of {len(columns)} cells"
+        )
     for other, cell in zip(columns, cells, strict=True):
         if not _is_cell(cell) or (cell == "X") != (name == other):
             raise FormatError(

@@ -120,9 +120,9 @@ class _File:
         if not self.hosts:
             raise FormatError(self._without_hosts(text))
         if self.below and self.blocks:
-            raise FormatError("the file has switches and blocks; give one of them")
+            raise FormatError("the file has both switches and blocks; give one of the two")
         if len(self.hosts) > MOST_HOSTS or len(self.below) + len(self.blocks) > MOST_SWITCHES:
-            raise FormatError(f"{len(self.hosts)} hosts or their switches are more than are read")
+            raise FormatError(f"{len(self.hosts)} hosts, or their switches, are more than are read")
 
     def _names(self, where: str, text: str) -> list[str]:
         try:
@@ -140,7 +140,7 @@ class _File:
     def _check_keys(self, where: str, said: dict[str, str], known: set[str], first: str) -> None:
         other = next((key for key in said if key not in known | _PASSED), None)
         if other is not None:
-            raise FormatError(f"{where}: {shown(other)} is not read beside {first}=")
+            raise FormatError(f"{where}: {shown(other)} cannot be read beside {first}=")
 
     def _see(self, names: list[str]) -> None:
         for name in names:

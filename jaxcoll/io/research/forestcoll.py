@@ -95,7 +95,7 @@ def _of_schedule(schedule: Schedule) -> TreeFlow:
     if (counts != network.num_ranks - 1).any():
         chunk = int(np.argmax(counts != network.num_ranks - 1))
         raise FormatError(
-            f"chunk {chunk} takes {counts[chunk]} sends; of a tree it is {network.num_ranks - 1}"
+            f"chunk {chunk} takes {counts[chunk]} sends, and a tree takes {network.num_ranks - 1}"
         )
     ones = np.ones(what.num_chunks, np.int64)
     ptr = np.arange(what.num_chunks + 1, dtype=np.int64) * (network.num_ranks - 1)
@@ -167,7 +167,7 @@ def loads(text: str, network: Topology) -> TreeFlow:
         np.asarray(edge, np.int32),
     )  # fmt: skip
     if max([0, *roots]) >= network.num_ranks or not roots:
-        raise FormatError("a root is no GPU, or there is no tree")
+        raise FormatError("there must be a tree, and the root of each must be a GPU")
     return _checked(network, k, (k,) * network.num_ranks, columns)
 
 

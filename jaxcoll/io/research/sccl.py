@@ -85,8 +85,8 @@ def _written_network(network: Topology, key: str) -> dict:
         multiple = bandwidth / least
         if multiple.denominator != 1 or multiple > _MOST_MULTIPLE:
             raise FormatError(
-                f"bandwidths are to be whole multiples of the least, to {_MOST_MULTIPLE}: link "
-                f"{src}->{dst} has {float(multiple):g} times its bandwidth"
+                f"bandwidths must be whole multiples of the least one, up to {_MOST_MULTIPLE}: "
+                f"link {src}->{dst} has {float(multiple):g} times its bandwidth"
             )
         links[dst][src] = int(multiple)
     one = {
@@ -100,8 +100,8 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
     what = schedule.collective
     if what.kind not in _NAMES or what.is_grouped or what.shares is not None:
         raise FormatError(
-            f"the format holds {', '.join(_NAMES)} of all ranks with equal shards, got {what}; of "
-            "a reduction write the all_gather that it reverses"
+            f"the format holds {', '.join(_NAMES)} of all ranks with equal shards, got "
+            f"{what}; for a reduction, write the all_gather that it reverses"
         )
     if (schedule.edges.hops != 1).any():
         raise FormatError("the format has sends over single links, not over paths of several")
@@ -176,7 +176,7 @@ def loads(
     except FormatError:
         raise
     except JaxcollError as error:
-        raise FormatError(f"{kind} that is refused: {error}") from error
+        raise FormatError(f"the content of this {kind} is refused: {error}") from error
 
 
 def _kind(value: object, where: str) -> str:
@@ -225,7 +225,7 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
     fields = readers.Fields(value, "algorithm")
     network = _read_network(fields.take("topology", lambda v, _: v), alpha, bandwidth)
     if network.num_ranks > 256:
-        raise FormatError(f"schedules are read to 256 ranks, got {network.num_ranks}")
+        raise FormatError(f"schedules are read for up to 256 ranks, got {network.num_ranks}")
     what = _read_collective(fields.take("collective", lambda v, _: v), network.num_ranks)
     link_of = links_by_ends(network)
     step, edge, chunk = [], [], []
@@ -236,10 +236,15 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
             # TACCL appends the end of a send, its link and whether it adds; the order of sends is
             # enough.
             if not 3 <= len(entries) <= 6:
-                raise FormatError(f"{where} has chunk, src and dst first, got {len(entries)} items")
+                raise FormatError(
+                    f"{where} must begin with chunk, src and dst, got {len(entries)} items"
+                )
             number, src, dst = readers.column(readers.INT32)(entries[:3], where).tolist()
             if (src, dst) not in link_of or number >= what.num_chunks:
-                raise FormatError(f"{where}: chunk {number} over {src}->{dst} is not there")
+                raise FormatError(
+                    f"{where}: the network or the collective has no chunk {number} "
+                    f"over {src}->{dst}"
+                )
             step.append(i)
             edge.append(link_of[src, dst])
             chunk.append(number)
@@ -300,8 +305,8 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
     gpus = fields.take("gpus_per_node", readers.whole(1, 256))
     if "links" not in fields.left or "betas" not in fields.left:
         raise FormatError(
-            "the file has no links and betas: node_betas_list is of NDv2 and DGX-2, whose links "
-            "TACCL has in its program; give links, betas and invbws"
+            "the file has no links and betas: node_betas_list describes NDv2 and DGX-2, "
+            "whose links TACCL has in its program; give links, betas and invbws"
         )
     if hosts * gpus * gpus > _MOST_WIRES:
         raise FormatError(f"{hosts} hosts of {gpus} GPUs are more than are read")
@@ -327,7 +332,7 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
             np.asarray(speeds, float), num_vertices=vertices, name=name,
         )  # fmt: skip
     except JaxcollError as error:
-        raise FormatError(f"a network that is refused: {error}") from error
+        raise FormatError(f"the network is refused: {error}") from error
 
 
 def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tuple[list, int]:

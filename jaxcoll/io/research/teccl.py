@@ -200,9 +200,14 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
     checks.instance(schedule, Schedule, "schedule", FormatError)
     what, network = schedule.collective, schedule.topology
     if what.kind not in _KINDS or what.is_grouped or what.shares is not None:
-        raise FormatError(f"TE-CCL has all_gather and all_to_all of all ranks, got {what}")
+        raise FormatError(
+            f"TE-CCL's files hold an all_gather or all_to_all of all ranks, got {what}"
+        )
     if network.has_parallel_links:
-        raise FormatError("TE-CCL has one link from a vertex to another, no parallel links")
+        raise FormatError(
+            "TE-CCL's files have at most one link from a vertex to another, and this "
+            "network has parallel links"
+        )
     nbytes = checks.nbytes(nbytes, FormatError)
     label = _numbers_of(network)
     number = _number_at_owner(what)
@@ -213,7 +218,10 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
         links = schedule.edges.path(edge)
         inner = [int(network.dst[link]) for link in links[:-1]]
         if any(vertex < network.num_ranks for vertex in inner):
-            raise FormatError(f"step {step}: a path over rank {inner[0]}, TE-CCL's are of switches")
+            raise FormatError(
+                f"step {step}: a path leads over rank {inner[0]}, and TE-CCL's paths lead over "
+                "switches only"
+            )
         src, dst = int(network.src[links[0]]), int(network.dst[links[-1]])
         via = " -> ".join(label[vertex] for vertex in inner)
         flows.append(
@@ -279,7 +287,9 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
     ranks = network.num_ranks
     parts = per_rank if kind_of(kind).copies else -(-per_rank // ranks)
     if not flows or ranks * ranks * parts > readers.MAX_FREE:
-        raise FormatError(f"7-Flows has chunks to number {per_rank - 1}; 0 to a few are read")
+        raise FormatError(
+            f"7-Flows must have chunks numbered from 0 to a few, got none or up to {per_rank - 1}"
+        )
     what = Collective(kind, ranks, parts)
     index = {
         (owner, number): chunk
@@ -296,7 +306,7 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
         made = Provenance("te-ccl file")
         return Schedule.from_sends(network, what, step, edge, chunk, edges=edges, provenance=made)
     except JaxcollError as error:
-        raise FormatError(f"a schedule that is refused: {error}") from error
+        raise FormatError(f"the schedule is refused: {error}") from error
 
 
 def _flow(value: object, where: str, place: Mapping[str, int], network: Topology):

@@ -55,7 +55,7 @@ class CCube(FewTrees):
         wanted = set(zip(wires.src.tolist(), wires.dst.tolist(), strict=True))
         if topology.num_ranks != 8 or not topology.is_direct or joined != wanted:
             raise TopologyError(
-                f"c_cube is defined on a DGX-1 only (topologies.dgx1), {topology} is none"
+                f"c_cube is only defined on a DGX-1 (topologies.dgx1), and {topology} is not one"
             )
         check_everyone(collective, self.name)
         return all_reduce(topology, collective, lambda _: two_trees(), self.pieces)

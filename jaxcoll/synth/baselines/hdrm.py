@@ -29,11 +29,11 @@ class Hdrm(InPieces):
     """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
 
     Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair
-    consists of one rank of an upper and one of a lower switch. Positions with an even number of
-    ones are upper ranks, so all partners of one are lower; the low bits choose the upper switch,
-    the high bits the lower one. The partners of a switch's ranks are then spread evenly over the
-    switches of the other half, in every step, and if a switch has at most as many ranks as a half
-    has switches, no two messages share a link.
+    consists of a rank of an upper switch and one of a lower switch. Positions with an even number
+    of one bits are upper ranks, so all their partners are lower ranks; the low bits choose the
+    upper switch, the high bits the lower one. So in every step the partners of a switch's ranks are
+    spread evenly over the switches of the other half. If a switch has at most as many ranks as a
+    half has switches, no two messages share a link.
 
     Defined on networks made by ``topologies.bigraph`` whose numbers of switches and of ranks per
     switch are powers of two, for all ranks at once.
@@ -74,7 +74,6 @@ def rank_mapping(ranks: int, switches: int) -> np.ndarray:
     # an odd number. With the even ones on upper switches, every exchange crosses from one half to
     # the other.
     ones = np.zeros_like(position)
-    # Parity of the ones: an exchange flips one bit, so partners have different parities.
     for bit in range(int(position[-1]).bit_length()):
         ones += position >> bit & 1
     upper, lower = position % half, half + position // (2 * ranks)
@@ -85,7 +84,11 @@ def rank_mapping(ranks: int, switches: int) -> np.ndarray:
 
 
 def _shape(topology: Topology) -> tuple[int, int]:
-    """Ranks of a switch, and switches, of a BiGraph."""
+    """The ranks per switch of a BiGraph, and its number of switches.
+
+    Raises:
+        TopologyError: the network is not a BiGraph, or has other sizes.
+    """
     n, switches = topology.num_ranks, topology.num_vertices - topology.num_ranks
     if switches >= 2 and switches % 2 == 0 and n % switches == 0:
         expected = bigraph(n // switches, switches)
@@ -95,7 +98,7 @@ def _shape(topology: Topology) -> tuple[int, int]:
             if is_power_of_two(n // switches) and is_power_of_two(switches):
                 return n // switches, switches
             raise TopologyError(
-                f"hdrm halves and doubles: it needs powers of two of ranks a switch and of "
-                f"switches, {topology} has {n // switches} and {switches}"
+                "hdrm halves and doubles, so ranks per switch and switches must be powers of "
+                f"two; {topology} has {n // switches} and {switches}"
             )
-    raise TopologyError(f"hdrm is defined on BiGraph networks only, {topology} is none")
+    raise TopologyError(f"hdrm is only defined on BiGraph networks, and {topology} is not one")

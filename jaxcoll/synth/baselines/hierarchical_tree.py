@@ -90,7 +90,7 @@ class HierarchicalTree(Synthesizer):
             inner = len(self.chains[0]) if self.chains else ranks_per_host(topology, self.name)
         chains = self.chains or host_chains(topology, inner)
         if len(chains[0]) != inner:
-            raise CollectiveError(f"chains are of {len(chains[0])} ranks, hosts have {inner}")
+            raise CollectiveError(f"the chains have {len(chains[0])} ranks, but hosts have {inner}")
 
         def trees(ranks: int) -> Sequence[Tree]:
             if ranks % inner:

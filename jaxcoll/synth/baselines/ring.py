@@ -125,7 +125,7 @@ class Ring(Synthesizer):
             return [ranks]
         if len(circles[0]) != len(ranks):
             raise CollectiveError(
-                f"the circles are of {len(circles[0])} ranks, a group has {len(ranks)} ranks"
+                f"the circles have {len(circles[0])} ranks, but a group has {len(ranks)}"
             )
         return [ranks[list(circle)] for circle in circles]
 
@@ -173,7 +173,7 @@ def gather_around(
 
 def _around(topology: Topology, ranks: np.ndarray, index: np.ndarray, both_ways: bool) -> Sends:
     backwards = ranks[::-1]
-    # Of both directions the shorter one is taken: on a network with links in one direction, the
+    # The shorter of both directions is taken: on a network with links in one direction, the
     # other would follow routes round everything.
     if not both_ways and _links(topology, backwards) < _links(topology, ranks):
         ranks = backwards

@@ -48,7 +48,8 @@ class Tto(AnySize):
         sides = tuple(s for s in topology.grid.shape if s > 1) if topology.grid else ()
         if len(sides) != 2:
             raise TopologyError(
-                f"tto needs a mesh of two dimensions with sides of at least 2; {topology} is none"
+                f"tto needs a mesh of two dimensions with sides of at least 2; {topology} is "
+                "not one"
             )
         check_everyone(collective, self.name)
         first, second, third, other = three_trees(*sides)

@@ -103,7 +103,7 @@ class Bfb(Synthesizer):
         """
         direct(checks.instance(topology, Topology, "topology", TopologyError))
         if len(set(topology.exact_bandwidth)) > 1:
-            raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
+            raise TopologyError(f"the links of {topology} differ, so no number of chunks is exact")
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:

@@ -295,5 +295,5 @@ def _seconds_for(amount: int, speeds: Sequence[Speed]) -> Fraction:
         rate, started = rate + speed, started + speed * alpha
         best = (amount + started) / rate
     if best is None:
-        raise TopologyError("a shard has no link to arrive by")
+        raise TopologyError("there is no link by which a shard can arrive")
     return best

@@ -114,7 +114,9 @@ class Gather:
             and np.array_equal(topology.src, digraph.tails[links])
             and np.array_equal(topology.dst, digraph.heads[links])
         ):
-            raise TopologyError(f"the schedule is for {topology}, whose links are not {digraph}'s")
+            raise TopologyError(
+                f"the schedule is for {topology}, whose links differ from those of {digraph}"
+            )
         if not topology.is_homogeneous:
             raise TopologyError(f"expansions need links of one alpha and bandwidth, not {topology}")
         if (schedule.edges.hops > 1).any():
@@ -172,7 +174,8 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
     collective = schedule.collective
     if ALL_GATHER not in (collective.traits, collective.traits.dual) or collective.is_grouped:
         raise CollectiveError(
-            f"an all_gather or reduce_scatter of all ranks in order is reversed, not {collective}"
+            "only an all_gather or reduce_scatter of all ranks in order can be reversed, "
+            f"got {collective}"
         )
     count = collective.num_ranks
     image = checks.rank_permutation(reversal, count, "reversal", TopologyError)
@@ -196,7 +199,7 @@ def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
     """
     moved, parts = schedule.relabel(image), schedule.collective.chunks_per_shard
     if schedule.collective.is_grouped:
-        raise TopologyError(f"ranks of groups keep their names: {schedule.collective}")
+        raise TopologyError(f"ranks can only be renamed without groups, got {schedule.collective}")
     # A shard is renamed with its rank; otherwise the collective would no longer be in order.
     chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
     collective = Collective(moved.collective.kind, len(image), parts)

@@ -187,7 +187,7 @@ class ForestColl(Synthesizer):
         return best
 
     def solved(self, problem: Problem) -> Schedule:
-        """Of a group, that of its network in which ranks outside forward as switches do."""
+        """The schedule; ranks outside a group forward for it, as switches do."""
         members = helped(problem)
         if members is None:
             return super().solved(problem)
@@ -208,7 +208,7 @@ class ForestColl(Synthesizer):
         return 1 if bound.shared is None else granularity(topology, bound)
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
-        """As every synthesizer's, but for an all_reduce in joint phases where those are faster."""
+        """The schedule; an all_reduce has joint phases if those are faster than separate ones."""
         if problem.collective.traits.has_phases and self.phases == "joint":
             _weights(problem.topology, problem.collective)
             bound = _known_bound(problem.topology)

@@ -160,7 +160,8 @@ def joint_all_reduce(
 def _shared(bound: AllReduceBound) -> SharedPaths:
     if bound.shared is None:
         raise TopologyError(
-            "two phases are as fast as any all_reduce here: nothing is to be shared"
+            "two phases are as fast as any all_reduce here, so the phases share nothing; "
+            "give phases='separate'"
         )
     return bound.shared
 

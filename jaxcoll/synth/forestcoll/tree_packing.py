@@ -99,7 +99,7 @@ def check_fast(topology: Topology, trees: Sequence[int]) -> None:
 
 
 def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
-    """Of each rank, those it has capacity to, then -1; int64 of shape (n, n), in several orders.
+    """The ranks that each rank has capacity to, then -1; int64 of shape (n, n), in several orders.
 
     Least capacity first: wide links have room for the trees that narrow ones turn away, and trees
     that cross into another host at the root stay low. Equal ones by distance upwards round the
@@ -248,7 +248,7 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     ptr, head, mate, residual, _ = with_reverses(hub, src[:a], dst[:a], capacity[:a])
     level, at = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
     queue, path = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
-    # Of mu only min(g, m) matters, so the flow may stop there.
+    # Only min(g, m) of mu matters, so the flow may stop there.
     limit = others + min(left[x, y], weight[i])
     flow = dinic(ptr, head, mate, residual, x, y, limit, level, at, queue, path)
     return max(0, flow - others)

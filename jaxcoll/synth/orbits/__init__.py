@@ -108,7 +108,7 @@ def synthesize_orbit(
             for found in _candidates(where, what, size, counts)
         ]
     except ScheduleError as error:
-        raise TopologyError(f"no ways for a schedule by orbits on {topology}: {error}") from None
+        raise TopologyError(f"no schedule by orbits was found on {topology}: {error}") from None
     schedule = min(timed, key=lambda each: each[0])[1]
     verify(schedule)
     seconds = time.perf_counter() - began

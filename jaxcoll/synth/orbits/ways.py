@@ -82,7 +82,7 @@ def _tree(where: Translations, cost: np.ndarray) -> np.ndarray:
     topology = where.topology
     size = topology.num_vertices
     key = topology.src.astype(np.int64) * size + topology.dst
-    # Of parallel links the cheapest one, since a sparse matrix would add their costs.
+    # The cheapest of parallel links, since a sparse matrix would add their costs.
     order = np.lexsort((cost, key))
     pair, first = np.unique(key[order], return_index=True)
     link = order[first]
@@ -176,7 +176,7 @@ def _level_by_level(where: Translations, pace: np.ndarray, chunks: int) -> Ways:
     ptr, link = topology.in_links
     kind = where.class_of_link
     load = [0.0] * (int(kind.max()) + 1)
-    # Of a level, ranks with a single way in come first: the others make up for their load.
+    # In a level, ranks with a single way in come first: the others make up for their load.
     ways = np.bincount(topology.dst, hops[topology.src] < hops[topology.dst], n)
     order = np.lexsort((ways, hops))[1:]
     columns: list[tuple[int, int, int]] = []

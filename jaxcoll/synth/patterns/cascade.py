@@ -142,7 +142,7 @@ def least_load_orders(
         chunks: number of chunks.
     """
     load, dims = dict.fromkeys(side, Fraction(0)), tuple(side)
-    # Of many dimensions, only the cyclic orders in both directions are examined.
+    # With many dimensions, only the cyclic orders in both directions are examined.
     around = [way[i:] + way[:i] for way in (dims, dims[::-1]) for i in range(len(dims))]
     choice = around if len(dims) > _MOST_PERMUTED else list(itertools.permutations(dims))
     orders = []

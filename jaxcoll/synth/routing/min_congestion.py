@@ -1,6 +1,6 @@
 """Minimum congestion: data for single ranks over paths that share the load among the links.
 
-``MinCongestion`` moves every chunk to one rank; Van de Geijn's broadcast begins with such a move.
+Every chunk moves to one rank; Van de Geijn's broadcast (``van_de_geijn``) begins with such a move.
 One after another, chunks take the path that is cheapest at the loads so far; a link costs more the
 nearer it is to being the fullest. Then every chunk is taken out and routed again, because the first
 chunks could not see the later ones. Finally the order on links is chosen: the chunk with the
@@ -9,13 +9,6 @@ longest remaining way leaves first, since a run is as long as its slowest chunk.
 For example, on a ring of 3 ranks each pair is joined by a link, and no rank forwards. Without the
 link from 0 to 1, chunks from 0 to 1 go over 2, on one link together with those from 0 to 2, and on
 another with those from 2 to 1.
-
-Van de Geijn's broadcast is a scatter followed by an all_gather of the shards. Down a tree of whole
-messages every byte leaves the root once per child, and links outside the tree are idle. Here the
-root sends every rank a different share, and then all ranks pass their shares on, each over all of
-its links. With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares
-from 0 and exchange them, while 0 sends both its own. Data that 0 holds from the start is not sent
-to it again, and a share is not sent again to a rank that it crossed on its way.
 """
 
 from __future__ import annotations
@@ -33,23 +26,22 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.baselines.direct import Direct
-from jaxcoll.synth.building.base import DOUBLINGS, LATER, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.derive import dealt
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
 from jaxcoll.synth.building.sends import distinct_edges
-from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.topology import Topology
 
 # Passes and rounds of the variant that auto tries for groups.
 _MORE_PASSES, _ROUNDS = 6, 2
-# Ranks up to which all data of a rank are one batch, and the ranks that a part of one goes to.
+# Up to this many ranks, all data of a rank are one batch; with more, batches may be cut into parts,
+# each of which goes to this many ranks.
 _FEW_RANKS, _PART = 64, 4
-# Times that all is routed at most; and times of the load of other full links, by number the least
-# of them, beyond which a link is too full.
-_MOST_ROUTINGS, _FULLER, _FULL_LINKS = 6, 1.05, 16
+# The most times that everything is routed.
+_MOST_ROUTINGS = 6
+# A link is too full if its load is more than the first times that of the link that is, by load, as
+# far down as the second says, or farther on large networks.
+_FULLER, _FULL_LINKS = 1.05, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +102,14 @@ class MinCongestion(Synthesizer):
         return not self.rounds or taking_part < problem.topology.num_ranks
 
     def _routed(self, topology: Topology, collective: Collective) -> tuple[np.ndarray, _Sends]:
-        """The chunks in the order of their routing, and the sends along their routes."""
+        """The chunks in the order of their routing, and the sends along the best routes found."""
         parted = np.zeros(topology.num_ranks, bool)
         routed = best = self._routed_once(topology, collective, parted)
         if topology.num_ranks <= _FEW_RANKS:
             return best
-        # A batch does not see its own load: all data of a rank may take one slow link, or leave it
-        # empty. Ranks that alone fill a link so are routed in parts. Other ranks may then fill
-        # another link, so the best of all routings is kept.
+        # A batch does not see its own load, so all data of a rank may take one slow link, or leave
+        # it empty. The data of ranks that fill a link alone are therefore routed in parts. Other
+        # ranks may then fill another link, so the best of all routings is kept.
         least = np.inf
         for left in reversed(range(_MOST_ROUTINGS)):
             order, (path_ptr, path, place, _) = routed
@@ -134,7 +126,11 @@ class MinCongestion(Synthesizer):
     def _routed_once(
         self, topology: Topology, collective: Collective, parted: np.ndarray
     ) -> tuple[np.ndarray, _Sends]:
-        """``_routed``, where the data of some ranks, bool of shape (ranks,), go in parts."""
+        """One routing of all chunks.
+
+        Args:
+            parted: the ranks whose data are cut into parts, bool of shape (ranks,).
+        """
         order, source, target, batch_ptr = _batches(collective, parted)
         hops = 4 * len(order) * topology.num_vertices
         busy, delay = link_ticks(topology, collective, as_fraction(self.nbytes), hops)
@@ -201,12 +197,12 @@ def _batches(
     # Piece by piece: the first piece of every rank is routed before any second one, so that no rank
     # finds the links taken by all data of another.
     piece = chunk % collective.chunks_per_shard
-    ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
+    ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # not all send to one rank at once
     place = np.lexsort((ahead, src[chunk], piece))
     order = chunk[place]
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
     if kind.starts_at_root:
-        key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
+        key = np.arange(len(order))  # one tree for a whole piece would use few links of the root
     part = np.where(parted[src[order]], ahead[place] // _PART, 0)
     ptr = equal_runs(key * collective.num_ranks + part)
     return order, src[order[ptr[:-1]]], dst[order], ptr
@@ -303,6 +299,7 @@ def _cheapest(ptr, link, link_dst, delay, price, source, into, cost, key, item):
 
 @kernel(cache=True, nogil=True)
 def _add(into, link_src, busy, source, target, weight, first, last, sign, load):
+    # Adds the chunks of a batch to the loads of the links on their paths, or takes them out.
     for c in range(first, last):
         v, size = target[c], sign * weight[c]
         while v != source:
@@ -359,106 +356,3 @@ def sends_along(into, link_src, ranks, source, target, batch_ptr):
                 chunk[send] = c
                 send += 1
     return path_ptr, path_link, chunk, before
-
-
-_SHARING, _TREES = MinCongestion(), ForestColl(fast=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class VanDeGeijn(Synthesizer):
-    """Broadcast in two parts: every rank gets a share of the buffer, then all gather the shares.
-
-    Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication
-    library (InterCom)" (1994), known from MPICH (Thakur, Rabenseifner and Gropp, 2005, Sec. 4.2).
-    It is for buffers too long for a tree of whole messages and too short for a pipeline. The reduce
-    derived from it is a reduce_scatter and a gather.
-
-    Attributes:
-        scatter, gather: the algorithms of both parts.
-        nbytes: bytes of the buffer for which both should be fast; their own when None.
-
-    Raises:
-        CollectiveError: a part is not a synthesizer, or ``nbytes`` is not above 0.
-    """
-
-    scatter: Synthesizer = _SHARING
-    gather: Synthesizer = _TREES
-    nbytes: float | None = None
-
-    name: ClassVar[str] = "van_de_geijn"
-    kinds: ClassVar[frozenset[str]] = frozenset({"broadcast"})
-    has_nbytes: ClassVar[bool] = True
-    put_off: ClassVar[float] = LATER
-
-    def __post_init__(self) -> None:
-        for field in ("scatter", "gather"):
-            checks.instance(getattr(self, field), Synthesizer, field, CollectiveError)
-        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
-        checks.put(self, nbytes=nbytes)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        return tuple(cls(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct()))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """For every rank, the numbers of chunks that are worth trying for the all_gather."""
-        ranks = max(map(len, problem.collective.groups))
-        gather = dataclasses.replace(problem.collective, kind="all_gather", root=None)
-        series = self.gather.worth_trying(problem.of(gather))
-        return tuple(tuple(ranks * count for count in counts) for counts in series)
-
-    def work(self, problem: Problem) -> float:
-        """Four times the work of the all_gather; the scatter and joining take three of these."""
-        collective = problem.collective
-        each = -(-collective.chunks_per_shard // max(map(len, collective.groups)))
-        gather = dataclasses.replace(
-            collective, kind="all_gather", root=None, chunks_per_shard=each
-        )
-        return 4 * self.gather.work(problem.of(gather))
-
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``.
-
-        Raises:
-            CollectiveError, TopologyError: either algorithm is not defined for its part.
-        """
-        ranks, groups = topology.num_ranks, collective.groups
-        sizes = [len(group) for group in groups]
-        each = -(-collective.chunks_per_shard // min(size for size in sizes if size > 1))
-        parts = []
-        for algorithm, part in (
-            (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
-            (self.gather, Collective("all_gather", ranks, each, groups)),
-        ):
-            if self.nbytes is not None and hasattr(algorithm, "nbytes"):
-                algorithm = dataclasses.replace(algorithm, nbytes=self.nbytes)
-            parts.append(algorithm.synthesize(topology, part, seed, self.nbytes))
-        scatter, gather = parts
-        renamed = dealt(collective, each)
-        there = np.zeros((ranks, collective.num_chunks + 1), bool)  # last: chunks left out
-        there[:, -1] = True
-        for g, group in enumerate(groups):
-            root = collective.root_of(group)
-            there[root, collective.chunk_ptr[g] : collective.chunk_ptr[g + 1]] = True
-        goes = renamed[scatter.chunk] >= 0
-        there[scatter.dst[goes], renamed[scatter.chunk[goes]]] = True
-        lacks = ~there[gather.dst, renamed[gather.chunk]]
-        ends = [np.concatenate([s.edges.path_ptr[:1] * 0, s.edges.hops]).cumsum() for s in parts]
-        edges, image = distinct_edges(
-            topology,
-            np.concatenate([ends[0], ends[0][-1] + ends[1][1:]]),
-            np.concatenate([s.edges.path_link for s in parts]),
-        )
-        return Schedule.from_sends(
-            topology,
-            collective,
-            np.concatenate([scatter.step[goes], scatter.num_steps + gather.step[lacks]]),
-            image[np.concatenate([scatter.edge[goes], len(scatter.edges) + gather.edge[lacks]])],
-            renamed[np.concatenate([scatter.chunk[goes], gather.chunk[lacks]])],
-            edges=edges,
-            provenance=Provenance(
-                certificate={
-                    s.collective.kind: said for s in parts if (said := s.provenance.certificate)
-                }
-            ),
-        )

@@ -99,7 +99,7 @@ class Tacos(Synthesizer):
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
         """The variants that auto tries; see ``Synthesizer``."""
-        # Of long messages the first attempts decide: up to 256 changed none of 112 answers (14
+        # With long messages the first attempts decide: up to 256 changed none of 112 answers (14
         # networks, 4 sizes) and took a third of auto's time.
         return (cls(), cls(aggregate=None, attempts=LEAST_ATTEMPTS))
 

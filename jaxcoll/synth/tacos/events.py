@@ -1,8 +1,8 @@
 """The matching of TACOS on links of unequal cost, compiled: from one arrival to the next.
 
-Links are no longer in step, so the network is expanded event by event (TACOS, Sec. IV-F): whenever
-messages arrive, the links into the ranks concerned that are idle are matched, the one that would
-be done first before the others. A chunk leaves only after it has arrived. Times are whole ticks.
+Links of unequal cost are not in step, so the network is expanded event by event (TACOS, Sec. IV-F):
+whenever messages arrive, the idle links into the ranks concerned are matched, beginning with the
+one that would be done first. A chunk leaves only after it has arrived. Times are whole ticks.
 
 Point-to-point chunks, which one rank wants (gather, scatter, all_to_all), move: there is one copy,
 and it only takes links that bring it nearer. Chunks that many ranks want are copied. Bitsets and
@@ -80,15 +80,15 @@ def expand(
     sends, size, count = at[SENDS], at[UNDER_WAY], at[WAITING]
     room, looks = np.int64(0), np.int64(0)
     while wanted > 0:
-        # The columns are large enough before anything is matched, so that a call can end here and
-        # be repeated: in the middle of a match there is no way back.
+        # The columns must be large enough before anything is matched: a call can end here and be
+        # repeated, but in the middle of a match there is no way back.
         room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
         if room > len(slot) or looks >= _AT_ONCE:
             break
         room, looks = np.int64(0), looks + count
         block = _shuffle(waiting, random, count, have.shape[0])
         needs_all = limit < _NEVER and not moves and not relays
-        # Only where every rank wants every chunk: then what its links can still carry is a bound.
+        # Only if every rank wants every chunk, what its links can still carry is a bound.
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
             break
         sends, size, last_arrival = _match(
@@ -97,8 +97,8 @@ def expand(
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             break
-        # All arrivals of one moment before any match: a link matched between two of them would not
-        # see the chunk of the second.
+        # All arrivals of one moment come before any match, because a link that is matched between
+        # two of them would not see the chunk of the second.
         time, count = times[0], np.int64(0)
         while size > 0 and times[0] == time:
             link = arrivals[0]
@@ -324,7 +324,7 @@ def _look(net, now, direct, costs, candidates, start, link, v):
             candidates[q] = word
             found |= word
         if first < last and found != _ZERO:
-            # Slow-link avoidance: what any of these ranks has comes from there earlier.
+            # Slow-link avoidance: a chunk that one of these ranks has comes from there earlier.
             found = _ZERO
             for q in range(WORDS):
                 for i in range(first, last):
@@ -332,7 +332,7 @@ def _look(net, now, direct, costs, candidates, start, link, v):
                 found |= candidates[q]
         if found != _ZERO:
             break
-        # Nothing more until the source receives something in this block.
+        # This link has nothing to carry until its source receives a chunk of this block.
         offer[link, block >> 6] &= ~bit_of(block)
         block = next_block(offer, link, block + 1, start, blocks)
     return block

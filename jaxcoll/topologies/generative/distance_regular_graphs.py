@@ -4,12 +4,13 @@ A graph is distance-regular if the number of vertices at distance i from x and j
 on i, j and the distance of x and y (Definition 17). Every one has a bandwidth-optimal BFB
 all_gather in as many steps as its diameter (A.6.3): of the shards that are i steps away, each link
 into a rank can bring equally many, and each shard can come by equally many links (Theorem 18). In
-the octahedron, J(4,2), a rank gets 4 shards by 4 links in the first step and a quarter of the last
-shard by each in the second: 5/4 of a shard per link, as long as 5/6 of the buffer take over all 4.
+the octahedron, J(4,2), each of the 4 links into a rank brings one shard in the first step and a
+quarter of the fifth shard in the second, so all links are equally busy in every step.
 
 The vertices of an incidence graph are the points and the lines of a geometry, points first; a point
 is joined with the lines through it. Those of planes, generalized quadrangles and hexagons of order
-(q, q) have degree q + 1 and diameters 3, 4 and 6, with which no bipartite graph has more vertices.
+(q, q) have degree q + 1 and diameters 3, 4 and 6; no bipartite graph of the same degree and
+diameter has more vertices.
 
 Source: Table A.2 names those of degree 4. All of its rows are built, by the classical constructions
 that are given at each; most take other parameters as well.
@@ -306,8 +307,8 @@ def distance_graph(digraph: Digraph, distance: int, name: str) -> Digraph:
     distance = count(distance, "distance")
     if not checked(digraph).is_undirected:
         raise TopologyError(
-            f"distances both ways are equal in an undirected digraph, not always in {digraph}; "
-            f"take bidirectional of it"
+            "the digraph must be undirected, so that distances are equal both ways, and "
+            f"{digraph} is not; take bidirectional of it"
         )
     joined = digraph.distances() == distance
     return _from_matrix(joined, name, map(np.asarray, digraph.generators))
@@ -321,8 +322,8 @@ def undirected_line_graph(digraph: Digraph, name: str) -> Digraph:
     """
     if not (checked(digraph).is_undirected and digraph.is_simple and digraph.degree > 1):
         raise TopologyError(
-            f"the edges of an undirected simple graph of degree 2 or more are joined, not those "
-            f"of {digraph}; take line_graph, whose vertices are arcs"
+            "an undirected line graph joins edges of an undirected simple graph of degree "
+            f"2 or more, and {digraph} is none; take line_graph, whose vertices are arcs"
         )
     each = digraph.tails < digraph.heads
     ends = np.stack([digraph.tails[each], digraph.heads[each]], axis=1)

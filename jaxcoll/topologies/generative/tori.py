@@ -35,7 +35,9 @@ def torus(*sides: int) -> Digraph:
     """
     sides = network_sides(sides)
     if min(sides) < 2:
-        raise TopologyError(f"a side of a torus is at least 2, got {sides}; leave sides of 1 out")
+        raise TopologyError(
+            f"a side of a torus must be at least 2, got {sides}; leave sides of 1 out"
+        )
     check_size("a torus", math.prod(sides), 2 * len(sides) * math.prod(sides))
     rings = {side: bidirectional_ring(2, side) if side > 2 else complete(2) for side in sides}
     # One object per side: ``cartesian_product`` exchanges coordinates of the very same factor.

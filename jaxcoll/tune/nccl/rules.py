@@ -65,7 +65,8 @@ def _rule(
     for name in ("algorithm", "protocol"):
         if name not in config:
             raise TuneError(
-                f"a configuration for NCCL has an algorithm and a protocol, ({config}) no {name}"
+                f"a configuration for NCCL must have an algorithm and a protocol; ({config}) "
+                f"has no {name}"
             )
     if config["algorithm"] not in ALGORITHMS:
         raise TuneError(

@@ -8,10 +8,11 @@ An ordinary run, for a step with one program for all candidates::
     warm --PREPARED--> search --FINALISTS--> compile --COMPILED--> final --KNOWN--> settled
 
 Further modules in reading order: ``regression`` (effects of candidates from times of steps),
-``processes`` (one decision for all, and the messages that lead to it), ``leader`` (the measured
-times, and the next programs), ``background`` (where compilers run), ``programs`` and
-``switch_program`` (a step by one candidate per task, and one program for all), ``preparation``
-(candidates compared with ``jax.lax``), ``timing`` (and signals), ``report``, ``online_tuner``.
+``race`` (which candidates to try next), ``processes`` (one decision for all, and the messages that
+lead to it), ``leader`` (from measured times to the next programs), ``background`` (where compilers
+run), ``programs`` and ``switch_program`` (a step by one candidate per task, and one program for
+all), ``preparation`` (candidates compared with ``jax.lax``), ``timing`` (and signals), ``report``,
+``online_tuner``.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import in_force
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
+from jaxcoll.tune.backend_space import NATIVE, candidates, candidates_on, jax_space
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step.background import compiled
@@ -33,14 +34,7 @@ from jaxcoll.tune.training_step.programs import check_same
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.switch_program import SwitchProgram
 from jaxcoll.tune.training_step.timing import Profiler
-from jaxcoll.tune.trial import (
-    NATIVE,
-    Occurrence,
-    Recorder,
-    candidates,
-    candidates_on,
-    jax_space,
-)
+from jaxcoll.tune.trial import Occurrence, Recorder
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 

@@ -118,12 +118,12 @@ def test_times_of_other_spaces_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"search": "psychic"}, "is one of the search"),
+        ({"search": "psychic"}, "was saved by the search"),
         ({"version": 99}, "version 99"),
         ({"space": "0"}, "another configuration space"),
         ({"options": {"speed": 1}}, "options are not those"),
         ({"options": []}, "options must be an object"),
-        ({"history": [1]}, "history has the entry 1"),
+        ({"history": [1]}, "that is not a measurement: 1"),
         ({"history": [{"config": {"x": 1}, "seconds": 1}]}, "not a valid point"),
         ({"history": 3}, "must be a sequence"),
         ({"seed": -1}, "seed must be an integer"),
@@ -138,7 +138,7 @@ def test_states_that_are_none_are_refused():
     for state in (None, [], {}, {"search": "fitted"}):
         with pytest.raises(TuneError, match="state must be an object"):
             Fitted.from_state(SPACE, state)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TuneError, match="is one of the search 'fitted'"):
+    with pytest.raises(TuneError, match="was saved by the search 'fitted'"):
         Printed.from_state(SPACE, make("fitted").state())
 
 

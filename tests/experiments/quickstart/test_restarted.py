@@ -7,7 +7,7 @@ import pytest
 
 from experiments.quickstart import restarted
 from jaxcoll import topologies
-from jaxcoll.cli.quantities import after_failures
+from jaxcoll.cli.failing import after_failures
 
 
 @pytest.mark.slow

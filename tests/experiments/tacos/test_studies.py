@@ -295,5 +295,5 @@ test_bad_settings_are_refused = refuses_settings("tacos-")
 
 
 def test_sides_of_another_family_are_refused():
-    with pytest.raises(ConfigError, match="a ring has other sides"):
+    with pytest.raises(ConfigError, match="a ring cannot have the sides"):
         NetworkConfig("ring", (2, 2), 0.5, (50.0,)).build()

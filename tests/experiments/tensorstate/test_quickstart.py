@@ -37,7 +37,7 @@ def test_batches_are_pieces_and_what_follows():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["mesh={data: 3}"], "has 3 devices, the topology 4 ranks"),
+        (["mesh={data: 3}"], "has 3 devices, but the topology has 4 ranks"),
         (["layers=0"], "layers must be at least 1"),
         (["gap=0"], "gap must be above 0"),
         (["size=huge"], "unknown size 'huge'"),

@@ -157,12 +157,12 @@ def test_commands_take_a_table_where_a_network_stands(tmp_path, capsys):
     assert called(capsys, "convert", table, network, "--gpu", "mi300x")[0] == 0
     assert jc.io.load(network) == amd_smi.load(table, gpu="mi300x")
     for options, said in (
-        (("--alpha", "1us"), "states its links"),
+        (("--alpha", "1us"), "the speeds of links are already stated in"),
         (("--bandwidth", "1GB/s,1GB/s,1GB/s"), "at most 2 values"),
         (("--gpu", "h100"), "mi300x"),
     ):
         assert said in refused(capsys, "bound", table, *options)
-    assert "complete nvidia-smi's table" in refused(capsys, "bound", network, "--hosts", 2)
+    assert "only apply to nvidia-smi's table" in refused(capsys, "bound", network, "--hosts", 2)
 
 
 def test_a_link_that_is_down_is_left_out_and_changes_no_kind():

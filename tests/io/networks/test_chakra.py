@@ -195,9 +195,9 @@ GOOD = chakra.dumps(jc.simulate(jc.synthesize(RING, "all_gather", "ring"), 2**20
         (GOOD[:3], "3 traces, .* has 4 ranks"),
         ((b"", *GOOD[1:]), "an empty file"),
         ((GOOD[0][:-1], *GOOD[1:]), "of [0-9]+ bytes is cut short"),
-        ((b"\xff" * 12, *GOOD[1:]), "no varint"),
+        ((b"\xff" * 12, *GOOD[1:]), "more than ten bytes"),
         ((GOOD[0] + GOOD[0][GOOD[0][0] + 1 :],) * 4, "the same id|cut short|no node"),
-        ((b"\x07\x0a\x05" + b"0.0.4", *GOOD[1:]), "of another tool"),
+        ((b"\x07\x0a\x05" + b"0.0.4", *GOOD[1:]), "another tool wrote them"),
         ((GOOD[0].replace(b"jaxcoll_links", b"jaxcoll_lines"), *GOOD[1:]), "does not say its step"),
     ],
 )

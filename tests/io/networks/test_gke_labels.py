@@ -87,4 +87,6 @@ def test_commands_take_labels_where_a_network_stands(tmp_path, capsys):
     assert (code, json.loads(out)["ranks"], said) == (0, 16, "")
     assert called(capsys, "convert", path, tmp_path / "n.json")[0] == 0
     assert jc.io.load(tmp_path / "n.json") == named_network("v5p:2x2x4")
-    assert "without --hosts" in refused(capsys, "bound", path, "--hosts", 2)
+    assert "--hosts is already stated in GKE's labels" in refused(
+        capsys, "bound", path, "--hosts", 2
+    )

@@ -150,7 +150,7 @@ def test_devices_that_hold_themselves_are_refused():
     text = PAIR.replace(
         "{name: port, count: 2, choice: custom}", "{name: nic, count: 2, choice: device}"
     )
-    with pytest.raises(FormatError, match="holds itself"):
+    with pytest.raises(FormatError, match="contains itself"):
         infragraph.loads(text, **GIVEN)
 
 

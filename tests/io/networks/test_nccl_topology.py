@@ -84,7 +84,7 @@ def test_a_rack_has_one_switch_and_hosts_of_their_own():
     lost = network(hosts.rack(lost=3))
     assert speeds(lost)[900.0] == 6
     assert 223.56 in speeds(lost)  # c2c, of the GPU without NVLink
-    with pytest.raises(TopologyError, match="has 2 hosts itself"):
+    with pytest.raises(TopologyError, match="already describes 2 hosts"):
         network(hosts.rack(), hosts=2)
 
 
@@ -244,5 +244,7 @@ def test_from_a_dump_to_a_proved_program_in_a_command_each(capsys, tmp_path: Pat
 def test_commands_refuse_what_the_file_states(capsys):
     dump = hosts.DUMPS / "dgx_h100.xml"
     assert "--gpu" in refused(capsys, "bound", "--from", dump, "--gpu", "h100")
-    assert "states its links" in refused(capsys, "bound", "--from", dump, "--alpha", "1us")
-    assert "complete a FILE" in refused(capsys, "bound", "ring:4", "--speeds", "nccl")
+    assert "the speeds of links are already stated in" in refused(
+        capsys, "bound", "--from", dump, "--alpha", "1us"
+    )
+    assert "only apply to a FILE" in refused(capsys, "bound", "ring:4", "--speeds", "nccl")

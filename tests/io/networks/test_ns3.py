@@ -87,6 +87,8 @@ def test_commands_take_a_file_where_a_network_stands(tmp_path, capsys):
     path = tmp_path / "topology"
     path.write_text(printed.SIMAI.replace("\n", "\r\n"))
     assert called(capsys, "bound", path)[0] == 0
-    assert "states its links" in refused(capsys, "bound", path, "--bandwidth", "1GB/s")
+    assert "a file states the speeds of its links" in refused(
+        capsys, "bound", path, "--bandwidth", "1GB/s"
+    )
     path.write_text("1 2 3\n4 5 6\n")  # numbers alone are of no format
     assert "no format that is read" in refused(capsys, "bound", path)

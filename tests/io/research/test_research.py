@@ -199,8 +199,8 @@ def test_other_flows_are_refused(flow, words):
 
 def test_what_teccl_cannot_hold_is_named():
     for schedule, words in (
-        (made(RING, "all_reduce"), "all_gather and all_to_all"),
-        (made(RING, "all_to_all", name="direct"), "a path over rank"),
+        (made(RING, "all_reduce"), "all_gather or all_to_all"),
+        (made(RING, "all_to_all", name="direct"), "a path leads over rank"),
     ):
         with pytest.raises(FormatError, match=words):
             teccl.dumps(schedule, 1e6)

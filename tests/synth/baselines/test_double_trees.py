@@ -123,7 +123,7 @@ def test_tto_keeps_links_even():
 
 
 def test_trees_of_one_network_are_refused_elsewhere():
-    with pytest.raises(TopologyError, match="DGX-1 only"):
+    with pytest.raises(TopologyError, match="only defined on a DGX-1"):
         synthesize(topologies.fully_connected(8), "all_reduce", CCube())
     with pytest.raises(CollectiveError, match="all ranks at once"):
         synthesize(topologies.dgx1(), "all_reduce", CCube(), groups=[(0, 1)])

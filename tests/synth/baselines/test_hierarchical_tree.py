@@ -139,7 +139,7 @@ def test_what_is_no_tree_is_refused(fields, message):
 def test_hosts_that_do_not_fit_are_refused():
     with pytest.raises(CollectiveError, match="hosts of 4 ranks, which does not divide 6"):
         synthesize(topologies.ring(6), "all_reduce", HierarchicalTree(4))
-    with pytest.raises(CollectiveError, match="chains are of 2 ranks, hosts have 3"):
+    with pytest.raises(CollectiveError, match="chains have 2 ranks, but hosts have 3"):
         synthesize(topologies.ring(6), "all_reduce", HierarchicalTree(inner=3, chains=((0, 1),)))
     with pytest.raises(TopologyError, match=r"hierarchical_tree needs .* symmetric dimensions"):
         synthesize(

@@ -55,7 +55,7 @@ def test_circles_are_orders_of_indices():
     for bad in (((0.5, 1),), 3):
         with pytest.raises(CollectiveError, match=r"circles.* must be"):
             Ring(circles=bad)  # type: ignore[arg-type]
-    with pytest.raises(CollectiveError, match="circles are of 4 ranks, a group has 8 ranks"):
+    with pytest.raises(CollectiveError, match="circles have 4 ranks, but a group has 8"):
         synthesize(topologies.fully_connected(8), "all_gather", ring)
 
 

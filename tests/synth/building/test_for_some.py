@@ -161,9 +161,9 @@ def test_what_does_not_have_it_says_so():
     schedule = synthesize(mesh(4), "reduce_to_some", root=(0, 3), chunks=4)
     with pytest.raises(CollectiveError, match="reduce_to_some has no dual"):
         schedule.reverse()
-    with pytest.raises(jc.errors.FormatError, match="MSCCL programs are written of all_gather"):
+    with pytest.raises(jc.errors.FormatError, match="MSCCL programs are written for all_gather"):
         jc.io.msccl.dumps(schedule)
-    with pytest.raises(jc.errors.FormatError, match=r"MSCCL\+\+ plans are written of all_gather"):
+    with pytest.raises(jc.errors.FormatError, match=r"MSCCL\+\+ plans are written for all_gather"):
         jc.io.mscclpp.dumps(schedule)
     # Trees in switches say one root each.
     assert "reduce_to_some" not in TREE_KINDS

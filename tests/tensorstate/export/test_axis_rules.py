@@ -89,7 +89,7 @@ def test_paths_of_layers_are_one_pattern():
     ("names", "message"),
     [
         ({"sideways": ("a", "b")}, "path ends in sideways; there are params/layers/0/down"),
-        ({"up": ("a", "b", "c")}, "has 2 dimensions, its names .* more"),
+        ({"up": ("a", "b", "c")}, "has 2 dimensions, and .* names more"),
         ({"up": "embed"}, "must be a PartitionSpec or a tuple"),
         ({}, "no names"),
     ],

@@ -92,7 +92,7 @@ def test_every_form_of_a_collective_is_counted_once():
 
 
 def test_what_is_refused():
-    with pytest.raises(PlanError, match="compiled for 8 devices, the plan is for a mesh of 4"):
+    with pytest.raises(PlanError, match="compiled for 8 devices, but the plan is for a mesh of 4"):
         read_hlo(TEXT, MeshShape.of({"data": 4}))
     with pytest.raises(FormatError, match="no entry computation"):
         read_hlo("nothing", GRID)

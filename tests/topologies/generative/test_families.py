@@ -320,7 +320,7 @@ BAD = [
     (lambda: generalized_hexagon(4), "the largest is GH"),
     (lambda: johnson(4, 4), "k from 1 to 3"),
     (lambda: undirected_line_graph(gen.kautz(2, 1), "x"), "take line_graph"),
-    (lambda: distance_graph(gen.generalized_kautz(2, 7), 2, "x"), "undirected digraph, not"),
+    (lambda: distance_graph(gen.generalized_kautz(2, 7), 2, "x"), "must be undirected"),
     (lambda: gen.cartesian_product(), "one factor or more"),
     (lambda: gen.line_graph("K4"), "must be a Digraph"),  # type: ignore[arg-type]
     (lambda: gen.family("torsu"), "must be one of complete"),

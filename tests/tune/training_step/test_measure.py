@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.training_step.leader import Race
+from jaxcoll.tune.training_step.race import Race
 from jaxcoll.tune.training_step.regression import fit
 
 

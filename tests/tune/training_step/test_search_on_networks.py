@@ -19,8 +19,8 @@ from jaxcoll.execute.choice.cheapest import candidates_at
 from jaxcoll.execute.choice.stated import Place
 from jaxcoll.execute.layout import Axes
 from jaxcoll.simulation.execution_costs import costs_of
+from jaxcoll.tune.backend_space import candidates_on
 from jaxcoll.tune.training_step.leader import Leader
-from jaxcoll.tune.trial import candidates_on
 from tests.tune.training_step.test_leader import World
 
 NBYTES, NOISE, WRONG, RUNS = 1 << 20, 0.05, 0.1, 20

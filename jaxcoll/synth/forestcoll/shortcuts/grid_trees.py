@@ -92,7 +92,7 @@ def _directions(
 
 
 def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | None:
-    """Of the k trees to each rank, how many arrive by each direction.
+    """How many of the k trees to each rank arrive by each direction.
 
     ``is_last`` says which directions end a shortest way to a rank; both (directions, ranks).
     """

@@ -216,7 +216,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     for one, needed in [(between, shared), *different]:
         # A flow finds a cut with too little capacity, long before packing would fail on it.
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
-            raise TopologyError(f"{one} cannot spread what enters it once")
+            raise TopologyError(f"{one} has too little capacity to spread once what enters it")
     across = pack(between, shared)
     known = {(inside, needed): pack(inside, needed) for inside, needed in different}
     insides: list[tuple[RoutedTrees, Paths]] = [

@@ -140,7 +140,7 @@ def holds(network: Capacities, splits: Sequence[Split]) -> bool:
 
 
 def most_of(network: Capacities, splits: Sequence[Split]) -> list[Split]:
-    """As much of some splits as leaves every rank every tree, or nearly the most.
+    """The largest parts of some splits, or nearly, that leave every rank every tree.
 
     All are made tentatively. A rank that falls short by d names a cut, which only splits whose
     switch lies on the other side than both its ports have narrowed: d of these are taken back

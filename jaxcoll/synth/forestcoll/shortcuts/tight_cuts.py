@@ -1,14 +1,16 @@
 """Spanning trees across a tight cut, packed on both sides of it and joined.
 
-Let a set S of ranks let out exactly as many trees as are rooted in it. Then every tree from S
-enters the other ranks T by one arc, and trees from T never leave T for good: what each of them has
-in T is a spanning tree of T. So T can be packed alone, with the trees from S as further trees of
-the ranks they enter by, and S with T as a single rank; both have trees if the whole has (Edmonds).
-Any two such trees fit together that enter T by the same arc. Balancing does not find such trees
-easily, because all arcs across the cut are full.
+A cut is tight if the arcs out of a set S of ranks carry exactly as many trees as are rooted in S.
+Then every tree from S enters the other ranks T by a single arc, and no tree from T returns to T
+after leaving it, so the part of each tree in T is a spanning tree of T. This leaves two smaller
+problems, which have trees if the whole has (Edmonds): T alone, where a tree from S counts as a tree
+of the rank by which it enters, and S together with T as a single rank, the hub. Two of their trees
+fit together if they enter T by the same arc. Balancing does not find such trees easily, because all
+arcs across the cut are full.
 
-Three ranks in a line, 0 - 1 - 2, that carry one tree of 0 and none of others: S = {0} lets out that
-tree alone, T = {1, 2} is packed with it as a tree of rank 1, and S with the hub is one edge.
+For example, let three ranks in a line, 0 - 1 - 2, carry one tree of rank 0 and none of the others.
+S = {0} lets out that tree, T = {1, 2} is packed with it as a tree of rank 1, and S with the hub has
+one arc.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.nd
     src = np.asarray([u for u, _ in capacity] + [n] * n, np.int64)
     dst = np.asarray([v for _, v in capacity] + list(range(n)), np.int64)
     room = [*capacity.values(), *trees]
-    # A cut is tight where the flow to a rank beyond it fills it: both minimum cuts that a maximum
-    # flow shows are looked at, the one nearest to the target and the one nearest to the source.
+    # Vertex n is a source with an arc to each rank for its own trees. A cut is tight if a maximum
+    # flow from there to a rank beyond the cut fills it. Such a flow shows two minimum cuts, the one
+    # nearest to the target and the one nearest to the source, and both are tried.
     network, last = FlowNetwork(n + 1, src, dst), None
     for target in range(n):
         for side in network.least_cuts(room, n, target):
@@ -62,13 +65,11 @@ def pack_across(
     beyond = tight_cut(num_ranks, capacity, trees)
     if beyond is None:
         return None
-    # Two smaller problems. T alone: a tree from S counts as one more tree of the rank by which it
-    # enters. S with T as a single rank, the hub: trees of T start at the hub.
     ranks = np.flatnonzero(beyond), np.flatnonzero(~beyond)
     place = np.empty(num_ranks, np.int64)
     for side in ranks:
         place[side] = np.arange(len(side))
-    inside, outside = len(ranks[0]), len(ranks[1])  # T alone; S, and T as rank ``outside``
+    inside, outside = len(ranks[0]), len(ranks[1])  # ranks of T and of S; the hub is ``outside``
     inner: Capacity = {}
     outer: Capacity = {}
     enters: dict[int, list[list[int]]] = {}
@@ -101,7 +102,7 @@ def _joined(
     enters: dict[int, list[list[int]]],
     leaves: dict[int, list[list[int]]],
 ) -> Trees:
-    """Trees of the contracted network with, at T's place, trees of T that start where they enter.
+    """The trees of S and the hub, with the hub replaced by trees of T that start where these enter.
 
     Args:
         own: trees of T that are rooted there: [rank, amount].
@@ -119,9 +120,8 @@ def _joined(
     root, weight, rows = [], [], []
     for i in range(len(second.root)):
         start, rest = int(second.root[i]), int(second.weight[i])
-        # A tree across the cut fits any tree of T that starts where it enters, so that both lists
-        # are dealt out in step: as many trees at a time as the shortest of all parts involved has
-        # left.
+        # A tree across the cut fits every tree of T that starts where it enters, so both lists are
+        # dealt out in step, as many trees at a time as are left in all of the parts involved.
         above = own if start == hub else enters[int(across[i, hub])]
         children = np.flatnonzero(across[i] == hub).tolist()
         while rest:
