@@ -36,23 +36,18 @@ def fair_rates(topology, paths: dict[int, list[int]]) -> dict[int, Fraction]:
     return rate
 
 
-def replay(schedule, nbytes: int) -> Fraction:
-    """The time of the last arrival, by fair shares of every event, apart from charges.
+def sends_of(schedule) -> list[tuple[int, ...]]:
+    """Step, ranks, chunk and edge of each send."""
+    columns = (getattr(schedule, name).tolist() for name in ("step", "src", "dst", "chunk", "edge"))
+    return list(zip(*columns, strict=True))
 
-    A connection is what one rank sends another; a message is what it sends in a step.
-    """
-    edges, topology = schedule.edges, schedule.topology
-    size = schedule.collective.chunk_bytes(nbytes)
-    sends = list(
-        zip(
-            *(getattr(schedule, name).tolist() for name in ("step", "src", "dst", "chunk", "edge")),
-            strict=True,
-        )
-    )
-    arrivals, departures = collections.defaultdict(list), collections.defaultdict(list)
+
+def queues_of(schedule) -> dict[int, list[list[int]]]:
+    """The messages of each connection, as their sends in the order in which they leave."""
+    sends = sends_of(schedule)
     length = collections.Counter((t, e) for t, _, _, _, e in sends)
-    for i, (t, u, v, chunk, e) in enumerate(sends):
-        arrivals[v, chunk].append((t, i))
+    departures = collections.defaultdict(list)
+    for t, u, _, chunk, e in sends:
         departures[u, chunk].append((t, -length[t, e]))
     never = (schedule.num_steps, 0)
 
@@ -64,6 +59,21 @@ def replay(schedule, nbytes: int) -> Fraction:
     for t, e in sorted(length):
         rows = [i for i, send in enumerate(sends) if (send[0], send[4]) == (t, e)]
         queues[e].append(sorted(rows, key=urgency))
+    return queues
+
+
+def replay(schedule, nbytes: int) -> Fraction:
+    """The time of the last arrival, by fair shares of every event, apart from charges.
+
+    A connection is what one rank sends another; a message is what it sends in a step.
+    """
+    edges, topology = schedule.edges, schedule.topology
+    size = schedule.collective.chunk_bytes(nbytes)
+    sends = sends_of(schedule)
+    arrivals = collections.defaultdict(list)
+    for i, (t, _, v, chunk, _) in enumerate(sends):
+        arrivals[v, chunk].append((t, i))
+    queues = queues_of(schedule)
     arrived: set[int] = set()
     under_way: dict[int, Fraction] = {}  # bytes left of a connection's present row
     due: dict[int, Fraction] = {}
