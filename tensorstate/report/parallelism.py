@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
@@ -133,11 +133,26 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     by_axis = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{', '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
     for keeping in table.optional():
-        if nodes := cost.kept.nodes(keeping):
-            parts.append(f"{len(nodes)} operators {keeping}")
+        kept = (r for r in cost.reshards if r.keeping == keeping and is_kept(problem, r))
+        if count := sum(num_tensors(problem, reshard) for reshard in kept):
+            parts.append(f"{count} activation{'s' * (count > 1)} {keeping}")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
+
+
+def is_kept(problem: Problem, reshard: ReshardPlan) -> bool:
+    """Whether tensors are results of the forward pass that outlive it, stored or rebuilt."""
+    group = problem.tensor_groups[reshard.group]
+    is_made = not group.is_input and problem.node(group.class_id).phase == "forward"
+    return is_made and (reshard.keeping.reruns or reshard.saved is not None)
+
+
+def num_tensors(problem: Problem, reshard: ReshardPlan) -> int:
+    """The number of tensors that are resharded in one way: of a loop, those of all iterations."""
+    group = problem.tensor_groups[reshard.group]
+    rows = 1 if group.is_input else problem.liveness.rows(group.tensors[0])
+    return reshard.multiplicity * rows
 
 
 def _parallelisms(

@@ -587,6 +587,31 @@ def test_progress_never_restarts(graph):
     assert all(event.bound is None or event.bound <= event.best for event in told)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hardware": "CPU", "share": 0.8},
+        {"hardware": "CPU", "share": 0.8, "recompute": True, "offload": True},
+        {"hardware": "H100", "share": None},
+        {"hardware": "CPU", "share": None, "microbatches": (1, 2)},
+    ],
+    ids=["limit", "keepings", "schedule", "microbatches"],
+)
+def test_progress_names_plans_and_bounds_of_the_question_alone(graph, plan, options):
+    """Not those without the limit, of shares of collectives, or of one number of microbatches."""
+    share, told = options.pop("share"), []
+    limit = math.inf if share is None else share * plan.cost.memory.peak
+    hardware = dataclasses.replace(HARDWARE[options.pop("hardware")], host_bandwidth=1e9)
+    asked = {"mesh": MESH, "network": NETWORK, "hardware": hardware, "plain": False, **options}
+    found = search(graph, **asked, memory_limit=limit, progress=told.append)
+    best = [event.best for event in told if event.best is not None]
+    bounds = [event.bound for event in told if event.bound is not None]
+    assert best
+    # The program shares costs that a plan pays as a whole, up to the gap.
+    assert min(best) >= found.result.objective * 0.99
+    assert max(bounds, default=0.0) <= found.result.objective * (1 + 1e-9)
+
+
 def test_a_gap_says_of_which_plans_it_is():
     def step(weights, x):
         def loss(weights):
