@@ -81,7 +81,7 @@ class Question:
 def telling(
     progress: Progress | None, *, best: bool = False, bound: bool = False
 ) -> Progress | None:
-    """What a program of another problem reports: that it goes on, and what is true of this one.
+    """Report of a program of another problem only what is true of this one.
 
     Args:
         progress: the listener of this problem, if any.
