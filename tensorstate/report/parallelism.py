@@ -9,6 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import REPLICATED
@@ -224,15 +226,22 @@ def flops_by_factor(
 def expert_factors(problem: Problem) -> frozenset[int]:
     """The batch factors of products with a parameter to which tokens are routed.
 
-    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts
-    and come back by products or by indices; members meet only in a mean.
+    Every expert has its own weight, but so has every member of an ensemble, and every mode of a
+    spectrum. Tokens go to experts and come back by products, or by indices that are computed;
+    members meet only in a mean, and modes in transforms and at constant places.
     """
     experts, routed = set(), set[int]()
-    tensors = problem.graph.tensors
+    tensors, computed = problem.graph.tensors, set(problem.graph.inputs)
     for operator in problem.graph.operators:
+        if any(use.tensor in computed for use in operator.operands):
+            computed.update(use.tensor for use in operator.results)
         if operator.phase != "forward":
             continue
-        if operator.kind != "elementwise" and operator.kind != "reduction":
+        by_indices = operator.kind in ("gather", "scatter") and any(
+            use.tensor in computed and np.issubdtype(tensors[use.tensor].dtype, np.integer)
+            for use in operator.operands
+        )
+        if by_indices or operator.kind == "einsum":
             inside = {*operator.reductions, *operator.need_replication}
             routed |= {
                 factor
@@ -240,8 +249,8 @@ def expert_factors(problem: Problem) -> frozenset[int]:
                 for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
                 if label in inside
             }
-        if operator.kind != "einsum":
-            continue
+        if operator.kind != "einsum" or len(operator.operands) < 2:
+            continue  # nor is a weight that is repeated or summed multiplied with tokens
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
                 continue

@@ -16,6 +16,7 @@ import itertools
 import linecache
 import re
 import sys
+import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -272,8 +273,8 @@ def _cause(error: Exception) -> str:
 
 def _folders() -> tuple[str, ...]:
     """The folders of libraries, and of this package, whose lines say nothing about a step."""
-    loaded = (sys.modules.get(name) for name in _LIBRARIES - {"builtins"})
-    return tuple(str(Path(m.__file__).parent) for m in loaded if m is not None and m.__file__)
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return str(Path(__file__).parents[1]), *installed
 
 
 def _collective(error: NameError) -> str:

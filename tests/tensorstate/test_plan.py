@@ -173,7 +173,21 @@ def ensemble(w, x):
     return jnp.mean(jax.vmap(lambda w, x: jnp.tanh(x @ w))(w, x) ** 2)
 
 
-@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0)])
+def modes(w, x):
+    """Every mode of a spectrum has a weight, and is put at its constant place."""
+    of_modes = jnp.einsum("bxi,oix->box", x[:, :8], w)
+    spectrum = jnp.zeros((4, 4, 16)).at[:, :, :8].set(of_modes)
+    return jnp.abs(jnp.fft.ifft(spectrum, axis=-1)).sum()
+
+
+def critic(w, x):
+    """A penalty on the gradient by the input: the weight itself is repeated for every example."""
+    images = jnp.concatenate([x.reshape(4, 4, 4, 8)] * 2, axis=2)
+    slope = jax.grad(lambda images: jnp.tensordot(jnp.tanh(images), w, 3).sum())(images)
+    return jnp.square(jnp.square(slope).sum((1, 2, 3)) - 1).sum()
+
+
+@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0), (modes, 0), (critic, 0)])
 def test_experts_are_distinguished_from_heads_and_from_ensembles(step, experts):
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (4, 16, 8))]
 
