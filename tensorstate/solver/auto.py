@@ -10,7 +10,9 @@
    best plan so far. The best plan that fits is the answer, with the highest bound. On more than two
    axes the named strategies come first, after a variant of plan 1 in which only saved copies and
    keepings change; the best of these plans is repaired.
-4. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
+4. If the best plan that fits is not within the gap and several keepings are allowed, 2 and 3 are
+   repeated with fewer keepings: to allow another one makes no plan slower.
+5. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ class _Search:
         # A plan that keeps tensors in fewer ways is a plan of this question: to allow another way
         # never makes a plan slower by more than the gap.
         for fewer in self._of_fewer_keepings():
-            if self._is_close(found, bound):
+            has_time = self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
+            if not found or not has_time or self._is_close(found, bound):
                 break
             found += fewer._within_limit(free).found
         if not found and within.is_refused:
