@@ -23,7 +23,7 @@ from tensorstate.plan import Plan
 from tensorstate.problem.constraints import Spec, apply_constraints
 from tensorstate.problem.pipeline import Schedule, find_num_stages, stream_counts, stream_factor
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver, telling
 from tensorstate.solver.growing_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
@@ -67,10 +67,12 @@ class PlanQuestion:
 
     def plan(self) -> Plan:
         """The best plan."""
+        # Of several problems, the bound of one is none of the others.
+        several = dataclasses.replace(self, progress=telling(self.progress, best=True))
         if self.stages is not None:
-            return self._plan_in_stages()
+            return several._plan_in_stages()
         if not isinstance(self.counts, int):
-            return self._best_of(self.counts)
+            return several._best_of(self.counts)
         # One number and no stages, as mostly: one problem, one solution.
         problem, candidates = self.problem(self.counts)
         self._tell()
@@ -136,10 +138,11 @@ class PlanQuestion:
         # In milliseconds, where a solver may look for a plan until its time is over.
         refuse_below_least(problem, candidates, self.options)
         found = self._found(problem, candidates, solver)
-        if self.plain is None:
-            return found
-        choose = sayable if self.plain else fastest
-        return choose(problem, candidates, self.options, solver, found)
+        if self.plain is not None:
+            choose = sayable if self.plain else fastest
+            found = choose(problem, candidates, self.options, solver, found)
+        Question(problem, candidates, self.options, self.progress).tell(found)
+        return found
 
     def _found(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver

@@ -40,7 +40,7 @@ from tensorstate.problem.pipeline import (
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.untying import untie
 from tensorstate.solver.auto import Auto
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Solver, telling
 from tensorstate.solver.growing_program import Progress
 from tensorstate.tracing.trace_step import graph_of
 
@@ -148,8 +148,12 @@ def search(
     keeps = {"recompute": recompute, "offload": offload}
     _check_stages(stages, sizes, **keeps)
     schedule = checked_schedule(pipeline_schedule, stages)
+    padding = checked_padding(padding, step)
     with reporting(progress, "searching", PlanError) as told:
-        report = _steady(told)
+        steady = _steady(told)
+        # Of several meshes or arrays, the bound of one is none of the others.
+        is_one = sizes is not None and (not padding or isinstance(padding, Mapping))
+        report = steady if is_one else telling(steady, best=True)
         ask = functools.partial(
             PlanQuestion,
             options=_options(memory_limit, objective, device, **keeps),
@@ -165,7 +169,6 @@ def search(
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
-        padding = checked_padding(padding, step)
 
         def find(graph: Graph) -> Plan:
             graph = untie(graph, ask.keywords["pin"], ask.keywords["forbid"])
@@ -219,8 +222,8 @@ def _steady(told: Progress | None) -> Progress | None:
     """A function to call with what each program of a search reports, for one who listens to all.
 
     A search solves many programs, each with its own clock. Here seconds are those of the search,
-    and the best objective is the least of all programs so far. A bound above it, of another
-    program, is left out.
+    and the best objective is the least of all programs so far, which leave out what is not true of
+    the question. A bound above it by rounding is left out, too.
     """
     if told is None:
         return None

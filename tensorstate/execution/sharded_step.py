@@ -228,7 +228,11 @@ class JittedStep:
             getattr(x, "is_deleted", bool)() for x in leaves
         ):
             self._refuse(args)
-        return self.jitted(*args)
+        try:
+            return self.jitted(*args)
+        except ValueError as error:
+            self._refuse_elsewhere(args, error)
+            raise
 
     def trace(self, *args) -> Any:
         """``jax.stages.Wrapped.trace`` of the step."""
@@ -259,6 +263,27 @@ class JittedStep:
                     f"arguments {_named(other)} and {_named(path)} are one array, and donated: "
                     "copy one (jnp.copy), make them one argument, or take jit(donate=False)"
                 )
+
+    def _refuse_elsewhere(self, args: tuple[Any, ...], error: ValueError) -> None:
+        """Refuse an array that lies on the devices in another way than planned.
+
+        A result is such if the plan does not take it for the new value of an argument: it has its
+        own sharding then.
+
+        Raises:
+            PlanError: an array is refused; the error names its argument.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(args)
+        for (path, leaf), planned in zip(leaves, jax.tree.leaves(self.like), strict=True):
+            if not isinstance(leaf, jax.Array) or not leaf.committed:
+                continue
+            if not leaf.sharding.is_equivalent_to(planned, leaf.ndim):
+                lies = getattr(leaf.sharding, "spec", leaf.sharding)
+                raise PlanError(
+                    f"argument {_named(path):.60} is {lies!s:.60} on the devices, the plan takes "
+                    f"{planned.spec}: place arguments by ShardedStep.put; or if a result is its "
+                    "new value, say so: search(trace(step, args, updates={result: argument}))"
+                ) from error
 
 
 def _named(path: Sequence[Any]) -> str:

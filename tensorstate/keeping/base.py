@@ -140,7 +140,7 @@ class Keeping:
     """A way to keep a result of the forward pass. Two keepings with one name are equal.
 
     Attributes:
-        name: its name in plan files, and for operators in reports: "3 operators recomputed".
+        name: its name in plan files, and for results in reports: "3 activations recomputed".
         said: its description of a tensor in reports: "recomputed in the backward pass".
         reruns: whether the producer reruns after the forward pass, at the first read of a result.
             Otherwise a copy is stored, in placements that are chosen.

@@ -9,8 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
@@ -133,11 +135,26 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     by_axis = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{', '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
     for keeping in table.optional():
-        if nodes := cost.kept.nodes(keeping):
-            parts.append(f"{len(nodes)} operators {keeping}")
+        kept = (r for r in cost.reshards if r.keeping == keeping and is_kept(problem, r))
+        if count := sum(num_tensors(problem, reshard) for reshard in kept):
+            parts.append(f"{count} activation{'s' * (count > 1)} {keeping}")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
+
+
+def is_kept(problem: Problem, reshard: ReshardPlan) -> bool:
+    """Whether tensors are results of the forward pass that outlive it, stored or rebuilt."""
+    group = problem.tensor_groups[reshard.group]
+    is_made = not group.is_input and problem.node(group.class_id).phase == "forward"
+    return is_made and (reshard.keeping.reruns or reshard.saved is not None)
+
+
+def num_tensors(problem: Problem, reshard: ReshardPlan) -> int:
+    """The number of tensors that are resharded in one way: of a loop, those of all iterations."""
+    group = problem.tensor_groups[reshard.group]
+    rows = 1 if group.is_input else problem.liveness.rows(group.tensors[0])
+    return reshard.multiplicity * rows
 
 
 def _parallelisms(
@@ -209,15 +226,22 @@ def flops_by_factor(
 def expert_factors(problem: Problem) -> frozenset[int]:
     """The batch factors of products with a parameter to which tokens are routed.
 
-    Every expert has its own weight, but so has every member of an ensemble. Tokens go to experts
-    and come back by products or by indices; members meet only in a mean.
+    Every expert has its own weight, but so has every member of an ensemble, and every mode of a
+    spectrum. Tokens go to experts and come back by products, or by indices that are computed;
+    members meet only in a mean, and modes in transforms and at constant places.
     """
     experts, routed = set(), set[int]()
-    tensors = problem.graph.tensors
+    tensors, computed = problem.graph.tensors, set(problem.graph.inputs)
     for operator in problem.graph.operators:
+        if any(use.tensor in computed for use in operator.operands):
+            computed.update(use.tensor for use in operator.results)
         if operator.phase != "forward":
             continue
-        if operator.kind != "elementwise" and operator.kind != "reduction":
+        by_indices = operator.kind in ("gather", "scatter") and any(
+            use.tensor in computed and np.issubdtype(tensors[use.tensor].dtype, np.integer)
+            for use in operator.operands
+        )
+        if by_indices or operator.kind == "einsum":
             inside = {*operator.reductions, *operator.need_replication}
             routed |= {
                 factor
@@ -225,8 +249,8 @@ def expert_factors(problem: Problem) -> frozenset[int]:
                 for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
                 if label in inside
             }
-        if operator.kind != "einsum":
-            continue
+        if operator.kind != "einsum" or len(operator.operands) < 2:
+            continue  # nor is a weight that is repeated or summed multiplied with tokens
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
                 continue

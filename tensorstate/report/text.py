@@ -18,7 +18,12 @@ from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import bytes_by_dtype
 from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
-from tensorstate.report.parallelism import parallelism_name, sentence
+from tensorstate.report.parallelism import (
+    is_kept,
+    num_tensors,
+    parallelism_name,
+    sentence,
+)
 from tensorstate.report.units import seconds, size
 
 # The least share of an activation's bytes for which placements are listed, and the most of them.
@@ -205,8 +210,7 @@ def _heading(problem: Problem, reshard: ReshardPlan) -> str | None:
             return "gathered copies resident through the microbatch loop"
         return None if reshard.saved is None else f"gathered copies {reshard.keeping.said}"
     if phase == "forward":
-        is_kept = reshard.keeping.reruns or reshard.saved is not None
-        return f"activations {reshard.keeping.said}" if is_kept else None
+        return f"activations {reshard.keeping.said}" if is_kept(problem, reshard) else None
     readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
     if phase == "backward" and any(problem.node(r).phase == "optimizer" for r in readers):
         is_summed = reshard.loop_resident is not None
@@ -229,13 +233,12 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
         for reshard in reshards:
             group = problem.tensor_groups[reshard.group]
             placements = reshard.loop_resident or reshard.saved or reshard.produced_placements
-            rows = 1 if group.is_input else problem.liveness.rows(group.tensors[0])
-            nbytes = reshard.multiplicity * rows * problem.local_bytes(group, placements)
+            nbytes = num_tensors(problem, reshard) * problem.local_bytes(group, placements)
             total += nbytes
             bytes_by_placements[placements_by_factor(problem, reshard, placements)] += nbytes
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])
         large = [pair for pair in best if pair[1] >= MIN_LISTED * total] or best[:1]
-        head = f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} per device"
+        head = f"{name}: {sum(num_tensors(problem, r) for r in reshards)}, {size(total)} per device"
         if len(best) == 1:
             lines.append(f"{head}, {best[0][0]}")
             continue

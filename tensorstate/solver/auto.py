@@ -10,19 +10,21 @@
    best plan so far. The best plan that fits is the answer, with the highest bound. On more than two
    axes the named strategies come first, after a variant of plan 1 in which only saved copies and
    keepings change; the best of these plans is repaired.
-4. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
+4. If the best plan that fits is not within the gap and several keepings are allowed, 2 and 3 are
+   repeated with fewer keepings: to allow another one makes no plan slower.
+5. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
-from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import LEAST_SECONDS, OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
@@ -68,6 +70,23 @@ class Auto(Solver):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Within:
+    """The plans within the limit that all stages found.
+
+    Attributes:
+        found: the plans.
+        bound: a lower bound of all plans within the limit.
+        least_memory: the plan with the least memory on the way.
+        is_refused: whether it is proved that nothing fits.
+    """
+
+    found: list[SearchResult]
+    bound: float
+    least_memory: SearchResult
+    is_refused: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
     """One search; see the module."""
 
@@ -76,10 +95,34 @@ class _Search:
     start: float
 
     def result(self) -> SearchResult:
-        asked, limit = self.question, self.question.options.memory_limit
+        limit = self.question.options.memory_limit
         free = self._without_limit()
         if limit is None or free.cost.memory.fits(limit):
             return free
+        within = self._within_limit(free)
+        found, bound = [*within.found], within.bound
+        # A plan that keeps tensors in fewer ways is a plan of this question: to allow another way
+        # never makes a plan slower by more than the gap.
+        for fewer in self._of_fewer_keepings():
+            has_time = self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
+            if not found or not has_time or self._is_close(found, bound):
+                break
+            found += fewer._within_limit(free).found
+        if not found and within.is_refused:
+            raise self._refusal(Infeasible(True, within.least_memory), free)
+        if not found:
+            found = [self._least_memory(within.least_memory)]
+        best = min(found, key=lambda result: result_order(result, limit))
+        # Bounds are proved within the solver's tolerances, so one may exceed its plan by rounding.
+        return dataclasses.replace(best, bound=min(bound, best.objective))
+
+    def _within_limit(self, free: SearchResult) -> _Within:
+        """The plans of all stages under the limit, until one is within the gap.
+
+        Args:
+            free: the plan without the limit.
+        """
+        asked = self.question
         # The bound without a limit also holds under a limit, which only removes plans.
         bound = free.bound
         found = list[SearchResult]()
@@ -96,8 +139,7 @@ class _Search:
         if isinstance(exact, SearchResult):
             bound, found = max(bound, exact.bound), [*found, exact]
         elif exact is not None and exact.proven and not found:
-            least = exact.least_memory or repaired.least_memory
-            raise self._refusal(Infeasible(True, least), free)
+            return _Within([], bound, exact.least_memory or repaired.least_memory, True)
         if self._is_exact and not self._is_close(found, bound):
             found += self._named(asked.options)
         # If a plan is known, a descent without time for its first visit is not begun.
@@ -106,11 +148,18 @@ class _Search:
             descended = self._descent([free, *found], asked.options, DESCENT_UNTIL)
             if descended is not None:
                 bound, found = max(bound, descended.bound), [*found, descended]
-        if not found:
-            found = [self._least_memory(repaired.least_memory)]
-        best = min(found, key=lambda result: result_order(result, limit))
-        # Bounds are proved within the solver's tolerances, so one may exceed its plan by rounding.
-        return dataclasses.replace(best, bound=min(bound, best.objective))
+        for each in found:
+            asked.tell(each, bound)
+        return _Within(found, bound, repaired.least_memory)
+
+    def _of_fewer_keepings(self) -> Iterator[_Search]:
+        """The search without some of the optional keepings, without the fewest first."""
+        options = self.question.options
+        default, *optional = options.keepings
+        for count in reversed(range(len(optional))):
+            for chosen in itertools.combinations(optional, count):
+                fewer = dataclasses.replace(options, keepings=(default, *chosen))
+                yield dataclasses.replace(self, question=self.question.under(fewer))
 
     def _repaired(self, start: SearchResult, bound: float, may_move: bool = True) -> Repaired:
         until = time.perf_counter() + self._seconds(REPAIR_UNTIL)
@@ -177,8 +226,7 @@ class _Search:
         limit, gap = self.question.options.memory_limit, self.solver.gap
         found: SearchResult | Infeasible = Infeasible(proven=False)
         # Branch and bound takes equally long for each gap; if any plan fits, it runs only once.
-        is_free = limit is None or most_bytes(self.question.problem) <= limit
-        for coarse in (gap,) if is_free else (max(gap, COARSE_GAP), gap):
+        for coarse in (gap,) if self.question.fits_anyway else (max(gap, COARSE_GAP), gap):
             try:
                 found = solve_within_limit(asked, Milp(gap=coarse, time_limit=self._seconds(share)))
             except PlanError:  # nothing was found in time

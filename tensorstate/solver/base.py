@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress as Event
 from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.memory import most_bytes
 from tensorstate.deadline import deadline_after
 from tensorstate.errors import PlanError
 from tensorstate.problem.node_strategies import Strategy
@@ -42,12 +44,57 @@ class Question:
     deadline: float = math.inf
 
     def under(self, options: SearchOptions) -> Question:
-        """The same question under other options."""
-        return dataclasses.replace(self, options=options)
+        """The same question under other options; it reports what is true of this one, too."""
+        if options == self.options:
+            return self
+        limit, other = self.options.memory_limit, options.memory_limit
+        fits = limit is None or (other is not None and other <= limit) or self.fits_anyway
+        # Without a limit nothing has to be recomputed, so that no keeping makes a plan faster.
+        is_looser = other is None or (limit is not None and other >= limit)
+        mine, theirs = {*self.options.keepings}, {*options.keepings}
+        told = telling(
+            self.progress,
+            best=fits and theirs <= mine,
+            bound=is_looser and (other is None or mine <= theirs),
+        )
+        return dataclasses.replace(self, options=options, progress=told)
 
     def among(self, candidates: CandidateStrategies) -> Question:
-        """The same question with other candidates."""
-        return dataclasses.replace(self, candidates=candidates)
+        """The same question with fewer candidates, whose bound is none of this one."""
+        told = telling(self.progress, best=True)
+        return dataclasses.replace(self, candidates=candidates, progress=told)
+
+    @property
+    def fits_anyway(self) -> bool:
+        """Whether no plan exceeds the memory limit."""
+        limit = self.options.memory_limit
+        return limit is None or most_bytes(self.problem) <= limit
+
+    def tell(self, found: SearchResult, bound: float = -math.inf) -> None:
+        """Report a plan, if it fits, and a bound."""
+        if self.progress is not None:
+            best = found.objective if found.cost.memory.fits(self.options.memory_limit) else None
+            known = bound if math.isfinite(bound) else None
+            self.progress(Event(0, None, "", best=best, bound=known))
+
+
+def telling(
+    progress: Progress | None, *, best: bool = False, bound: bool = False
+) -> Progress | None:
+    """Report of a program of another problem only what is true of this one.
+
+    Args:
+        progress: the listener of this problem, if any.
+        best, bound: whether plans and bounds of the other problem are also those of this one.
+    """
+    if progress is None:
+        return None
+
+    def report(event: Event) -> None:
+        known = event.best if best else None, event.bound if bound else None
+        progress(dataclasses.replace(event, best=known[0], bound=known[1]))
+
+    return report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Question, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver, telling
 from tensorstate.solver.exact import (
     Milp,
     minimize_memory,
@@ -329,8 +329,9 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
     candidates = [list(strategies) for strategies in expanded]
     # Everything is kept by default and no limit holds: these are only initial strategies.
     free = SearchOptions(objective=options.objective)
+    told = telling(question.progress)  # their seconds are those of other axes
     try:
-        asked = Question(merged, candidates, free, question.progress, deadline=question.deadline)
+        asked = Question(merged, candidates, free, told, deadline=question.deadline)
         result = solve_within_limit(asked, solver)
     except PlanError:
         return None

@@ -37,7 +37,7 @@ from tensorstate.deadline import OutOfTime, check, deadline_after, is_over, rema
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
-from tensorstate.solver.base import CandidateStrategies, Question, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver, telling
 from tensorstate.solver.exact import Milp
 from tensorstate.solver.formulation import Programs
 from tensorstate.solver.growing_program import Progress
@@ -323,6 +323,7 @@ class _Overlap:
         solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
         self._note_bound(solved)
         found = timed(self._undiscounted(solved), self.options)
+        self._tell(found)
         return _Hidden(shares, program, solved, found, *self._seconds_sent(found))
 
     def _faster(self, best: _Hidden, shares: Shares) -> _Hidden:
@@ -361,11 +362,12 @@ class _Overlap:
             PlanError: there is none, or none in time.
         """
         check(self.deadline)
-        seconds = limit = self.solver.time_limit
-        if self.overlaps:
+        seconds, told = (limit := self.solver.time_limit), self.progress
+        if self.overlaps:  # its seconds are those of no schedule
+            told = telling(self.progress)
             seconds = min(remaining_time(self.deadline), PROGRAM_SHARE * limit)
         solver = dataclasses.replace(self.solver, time_limit=seconds, gap=gap)
-        asked = problem, self.candidates, self.linear, self.progress, self.programs, self.deadline
+        asked = problem, self.candidates, self.linear, told, self.programs, self.deadline
         return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult, share: float = 1.0) -> None:
@@ -406,9 +408,15 @@ class _Overlap:
     def _better(self, best: SearchResult | None, found: SearchResult) -> SearchResult:
         """The plan with the shorter schedule, among those that fit."""
         limit = self.options.memory_limit
+        self._tell(found)
         if best is None:
             return found
         return found if result_order(found, limit) < result_order(best, limit) else best
+
+    def _tell(self, found: SearchResult) -> None:
+        Question(self.problem, self.candidates, self.options, self.progress).tell(
+            found, min(self.bound, found.objective)
+        )
 
     # ------------------------------------------------------------------ shares that are critical
 

@@ -22,8 +22,9 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies
 
-# Number of tensors that are named.
-LARGEST = 3
+# Number of tensors that are named, if there is room; characters of a refusal, and the least of a
+# name.
+LARGEST, MOST_CHARACTERS, LEAST_OF_A_NAME = 3, 300, 16
 
 
 def refuse_below_least(
@@ -52,13 +53,13 @@ def refuse_below_least(
         remedy = f"{math.ceil(devices * arguments / limit)} devices or more"
         if free < arguments:  # more devices do not shard inputs that pins keep whole
             remedy = f"without pin= and forbid= the arguments take {bytes_text(free)}"
-        raise PlanError(
-            f"no plan fits into {bytes_text(limit)} of a device's memory: the least is about "
+        before = (
+            f"no plan fits into {bytes_text(limit)} a device: the least is about "
             f"{bytes_text(arguments)} for arguments alone (parameters, optimizer state and the "
             f"batch), sharded as far as sizes and pins allow; the largest are "
-            f"{_largest(problem, inputs.items())}. A limit above {bytes_text(arguments)} "
-            f"may fit, or {remedy}"
         )
+        after = f". A limit above {bytes_text(arguments)} may fit, or {remedy}"
+        raise PlanError(_with_largest(problem, before, inputs.items(), after))
     # Each group in its own best placements, which together need not be a plan.
     live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
     peak = int(live.argmax())
@@ -67,13 +68,13 @@ def refuse_below_least(
         return
     others = " or ".join(str(keeping) for keeping in options.keepings if keeping != table.DEFAULT)
     unless = f"what is not {others}" if others else "what the backward pass reads"
-    largest = _largest(problem, ((number, int(at[peak])) for number, at in beside.items()))
-    raise PlanError(
-        f"no plan fits into {bytes_text(limit)} of a device's memory: at least "
-        f"{bytes_text(least)} are live at once, sharded as far as sizes and pins allow. Arguments "
-        f"take {bytes_text(arguments)}, results and {unless} {bytes_text(least - arguments)}; the "
-        f"largest are {largest}{less(problem, options)}"
+    before = (
+        f"no plan fits into {bytes_text(limit)} a device: at least {bytes_text(least)} are live at "
+        f"once. Arguments take {bytes_text(arguments)}, results and {unless} "
+        f"{bytes_text(least - arguments)}, sharded as far as possible; the largest are "
     )
+    live_at_peak = ((number, int(at[peak])) for number, at in beside.items())
+    raise PlanError(_with_largest(problem, before, live_at_peak, less(problem, options)))
 
 
 def _input_bytes(problem: Problem, group: TensorGroup, strategies: Iterable[Strategy]) -> int:
@@ -82,15 +83,23 @@ def _input_bytes(problem: Problem, group: TensorGroup, strategies: Iterable[Stra
     return group.multiplicity * min(problem.input_bytes(group, each) for each in placements)
 
 
-def _largest(problem: Problem, nbytes: Iterable[tuple[int, int]]) -> str:
-    """The largest of some tensor groups, with their bytes."""
-    largest = sorted(nbytes, key=lambda pair: -pair[1])[:LARGEST]
-    groups = problem.tensor_groups
-    return ", ".join(
-        f"{named(problem, groups[number].tensors[0], groups[number].multiplicity)}: "
-        f"{bytes_text(each)}"
-        for number, each in largest
-    )
+def _with_largest(
+    problem: Problem, before: str, nbytes: Iterable[tuple[int, int]], after: str
+) -> str:
+    """A refusal with the largest of some tensor groups and their bytes, as many as it has room for.
+
+    Of a long path the end says most.
+    """
+    room, said = MOST_CHARACTERS - len(before) - len(after), ""
+    for number, each in sorted(nbytes, key=lambda pair: -pair[1])[:LARGEST]:
+        group, size = problem.tensor_groups[number], bytes_text(each)
+        name = named(problem, group.tensors[0], group.multiplicity)
+        if not said:
+            most = max(room - len(size) - 2, LEAST_OF_A_NAME)
+            said = f"{name if len(name) <= most else f'...{name[3 - most :]}'}: {size}"
+        elif len(said) + len(name) + len(size) + 4 <= room:
+            said += f", {name}: {size}"
+    return f"{before}{said}{after}"
 
 
 def infeasible_message(
@@ -111,35 +120,30 @@ def infeasible_message(
     if limit is None:
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
-    none = f"{none} into {bytes_text(limit)} of a device's memory"
-    more_time = "" if infeasible.proven else ". A search of more time may find one"
+    none = f"{none} into {bytes_text(limit)} a device"
+    remedies = less(problem, options, may_find=not infeasible.proven)
     least, nbytes = infeasible.least_memory, infeasible.least_bytes
     if least is None:
         bound = -math.inf if nbytes is None else nbytes
         known = f", at least {bytes_text(bound)}" if limit < bound < math.inf else ""
         peak = "" if free is None else bytes_text(free.cost.memory.peak)
         other = peak and f". Without a limit a plan takes {peak}"
-        return (
-            f"{none}: the minimum memory could not be determined in time{known}{other}"
-            f"{less(problem, options)}{more_time}"
-        )
+        return f"{none}: the minimum memory could not be determined in time{known}{other}{remedies}"
     memory = least.cost.memory
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
 
     # The list has everything that is live at the peak, so its sum is the peak.
     at_peak = bytes_at_peak(problem, least.decisions, least.cost.reshards, least.cost.kept)
-    largest = _largest(problem, ((n, round(own + sum(of.values()))) for n, own, of in at_peak))
+    nbytes_of_groups = ((n, round(own + sum(of.values()))) for n, own, of in at_peak)
     known = "the least" if infeasible.proven else "the least that was found"
-    return (
-        f"{none}: {known} is about {bytes_text(memory.peak)}, "
-        f"{bytes_text(memory.peak - limit)} more. Inputs take "
-        f"{bytes_text(memory.inputs)}, saved tensors "
-        f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
-        f"{bytes_text(memory.gradients)}, temporaries {bytes_text(memory.temporaries)}; the "
-        f"largest at the peak are {largest}"
-        f"{less(problem, options)}{more_time}"
+    before = (
+        f"{none}: {known} is about {bytes_text(memory.peak)} (inputs {bytes_text(memory.inputs)}, "
+        f"saved {bytes_text(memory.saved + memory.loop_resident)}, gradients "
+        f"{bytes_text(memory.gradients)}, temporaries {bytes_text(memory.temporaries)}); largest "
+        "at the peak are "
     )
+    return _with_largest(problem, before, nbytes_of_groups, remedies)
 
 
 def named(problem: Problem, tensor: int, multiplicity: int) -> str:
@@ -148,15 +152,16 @@ def named(problem: Problem, tensor: int, multiplicity: int) -> str:
     return f"{name} x {multiplicity}" if multiplicity > 1 else name
 
 
-def less(problem: Problem, options: SearchOptions) -> str:
-    """Options that take less memory and that the search was not given."""
+def less(problem: Problem, options: SearchOptions, may_find: bool = False) -> str:
+    """What takes less memory, and the search was not given; more time, if it may find a plan."""
     others = [
         f"{keeping.option}=True"
         for keeping in table.optional()
         if keeping not in options.keepings and not keeping.lacks(problem.hardware)
     ]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
-    return f". Less is taken with {', '.join(others)} or more devices"
+    others += ["more devices", "more time"] if may_find else ["more devices"]
+    return f". Try {', '.join(others[:-1])} or {others[-1]}"
 
 
 def bytes_text(nbytes: float) -> str:

@@ -16,6 +16,7 @@ import itertools
 import linecache
 import re
 import sys
+import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,9 @@ _DATA_DEPENDENT = (
 _NOT_TRAINED = ("BatchStat", "Cache", "Intermediate", "Perturbation", "RngState")
 _SHOWN = 4  # leaves of an argument in an error
 _JAX = str(Path(jax.__file__).parent)
+
+# Characters of a library's error that a refusal quotes.
+_SAID = 110
 
 
 class StepJaxpr(NamedTuple):
@@ -220,7 +224,7 @@ def _jaxpr(function, shapes):
     except _DATA_DEPENDENT as error:
         raise PlanError(
             "the step's control flow or shapes depend on the values of its arguments, expected a "
-            f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {error}"
+            f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {_cause(error)}"
         ) from error
     except NameError as error:
         if "axis name" not in str(error):
@@ -232,25 +236,45 @@ def _jaxpr(function, shapes):
     except jax.errors.UnexpectedTracerError as error:
         raise PlanError(
             f"the step uses a value that leaked from an earlier trace, expected a pure function: "
-            f"{error}"
+            f"{_cause(error)}"
         ) from error
     except (TypeError, ValueError) as error:
         if isinstance(error, PlanError):
             raise
         raise PlanError(
-            f"the step does not take these abstract arguments: {error} (given: "
-            f"{', '.join(map(_argument_text, shapes))})"
+            f"the step does not take these abstract arguments: {_cause(error)}; given: "
+            f"{', '.join(map(_argument_text, shapes)):.100}"
         ) from error
     except Exception as error:
         # An error of JAX's Explicit axes or of Flax, which may not be installed.
         if type(error).__name__ == "ShardingTypeError":
-            raise PlanError(f"the step does not fit the types of its arguments: {error}") from error
+            raise PlanError(
+                f"the step does not fit the types of its arguments: {_cause(error)}"
+            ) from error
         if type(error).__name__ != "TraceContextError":
             raise
         raise PlanError(
             f"the step changes a flax.nnx object that it closes over: pass it as an argument of "
-            f"the step, as in step(model, optimizer, batch) ({error})"
+            f"the step, as in step(model, optimizer, batch) ({_cause(error)})"
         ) from error
+
+
+def _cause(error: Exception) -> str:
+    """The beginning of a library's message, and the line of the user that called it."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= _SAID else f"{text[: _SAID - 3]}..."
+    of_user = [
+        f"{file}:{line}"
+        for file, line, _ in _frames(error.__traceback__)
+        if not file.startswith(_folders())
+    ]
+    return f"{text} ({of_user[-1]})" if of_user else text
+
+
+def _folders() -> tuple[str, ...]:
+    """The folders of libraries, and of this package, whose lines say nothing about a step."""
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return str(Path(__file__).parents[1]), *installed
 
 
 def _collective(error: NameError) -> str:

@@ -506,6 +506,9 @@ def _frozen(
         evidence[tensors[i].dims[0]] = [has_indices or is_index, dims + len(tensors[i].dims)]
     batch = max(evidence, key=lambda f: (f not in trained, f not in summed, *evidence[f]))
     data = {i for i in own if batch in tensors[i].dims} | _shuffled(parts)
+    is_feature = trained | summed
+    multiplied = _multiplied(parts, phase_of, assigned)
+    data |= {i for i in multiplied if tensors[i].dims[0] not in is_feature}
     return [i for i in own if i not in data and _may_be_weight(tensors[i].dtype)]
 
 
@@ -526,6 +529,35 @@ def _shuffled(parts: GraphParts) -> set[int]:
             drawn.update(use.tensor for use in operator.results)
         if operator.kind == "gather" and not drawn.isdisjoint(operands[1:]):
             found.add(operands[0])
+    return found
+
+
+def _multiplied(parts: GraphParts, phase_of: Sequence[Phase], assigned: Sequence[Role]) -> set[int]:
+    """The inputs whose rows are multiplied by a trained parameter: a model multiplies data so.
+
+    Features of the nodes of a graph are such: no index or label has their first dimension, since
+    rows are taken of them and added at nodes.
+    """
+    tensors = parts.tensors
+    # For results that are computed element by element, the inputs of their size.
+    made_of = {i: {i} for i, role in enumerate(assigned) if role in ("input", "parameter")}
+    found = set[int]()
+    for operator, phase in zip(parts.operators, phase_of, strict=True):
+        operands = [(use, made_of.get(use.tensor, set())) for use in operator.operands]
+        if operator.kind == "elementwise" and len(operator.operands) == 1:
+            for use in operator.results:
+                made_of[use.tensor] = operands[0][1]
+        if operator.kind != "einsum" or phase != "forward" or len(operands) != 2:
+            continue
+        for (use, inputs), (_, others) in (operands, operands[::-1]):
+            is_kept = bool(use.labels) and all(use.labels[0] in r.labels for r in operator.results)
+            if is_kept and any(assigned[i] == "parameter" for i in others):
+                found |= {
+                    i
+                    for i in inputs
+                    if assigned[i] == "input"
+                    and tensors[i].dims[:1] == tensors[use.tensor].dims[:1]
+                }
     return found
 
 

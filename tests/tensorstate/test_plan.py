@@ -173,7 +173,21 @@ def ensemble(w, x):
     return jnp.mean(jax.vmap(lambda w, x: jnp.tanh(x @ w))(w, x) ** 2)
 
 
-@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0)])
+def modes(w, x):
+    """Every mode of a spectrum has a weight, and is put at its constant place."""
+    of_modes = jnp.einsum("bxi,oix->box", x[:, :8], w)
+    spectrum = jnp.zeros((4, 4, 16)).at[:, :, :8].set(of_modes)
+    return jnp.abs(jnp.fft.ifft(spectrum, axis=-1)).sum()
+
+
+def critic(w, x):
+    """A penalty on the gradient by the input: the weight itself is repeated for every example."""
+    images = jnp.concatenate([x.reshape(4, 4, 4, 8)] * 2, axis=2)
+    slope = jax.grad(lambda images: jnp.tensordot(jnp.tanh(images), w, 3).sum())(images)
+    return jnp.square(jnp.square(slope).sum((1, 2, 3)) - 1).sum()
+
+
+@pytest.mark.parametrize(("step", "experts"), [(routed, 1), (ensemble, 0), (modes, 0), (critic, 0)])
 def test_experts_are_distinguished_from_heads_and_from_ensembles(step, experts):
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (4, 16, 8))]
 
@@ -585,6 +599,31 @@ def test_progress_never_restarts(graph):
     best = [event.best for event in told if event.best is not None]
     assert best == sorted(best, reverse=True)
     assert all(event.bound is None or event.bound <= event.best for event in told)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hardware": "CPU", "share": 0.8},
+        {"hardware": "CPU", "share": 0.8, "recompute": True, "offload": True},
+        {"hardware": "H100", "share": None},
+        {"hardware": "CPU", "share": None, "microbatches": (1, 2)},
+    ],
+    ids=["limit", "keepings", "schedule", "microbatches"],
+)
+def test_progress_names_plans_and_bounds_of_the_question_alone(graph, plan, options):
+    """Not those without the limit, of shares of collectives, or of one number of microbatches."""
+    share, told = options.pop("share"), []
+    limit = math.inf if share is None else share * plan.cost.memory.peak
+    hardware = dataclasses.replace(HARDWARE[options.pop("hardware")], host_bandwidth=1e9)
+    asked = {"mesh": MESH, "network": NETWORK, "hardware": hardware, "plain": False, **options}
+    found = search(graph, **asked, memory_limit=limit, progress=told.append)
+    best = [event.best for event in told if event.best is not None]
+    bounds = [event.bound for event in told if event.bound is not None]
+    assert best
+    # The program shares costs that a plan pays as a whole, up to the gap.
+    assert min(best) >= found.result.objective * 0.99
+    assert max(bounds, default=0.0) <= found.result.objective * (1 + 1e-9)
 
 
 def test_a_gap_says_of_which_plans_it_is():

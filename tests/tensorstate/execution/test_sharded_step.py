@@ -358,3 +358,26 @@ def test_tied_arguments_have_their_own_placements():
         specs = [placed[0][name].sharding.spec for name in ("embed", "head")]
         assert specs == [PartitionSpec("model", None), PartitionSpec(None, "model")]
         assert_alike(jax.device_get(jitted(applied)(*placed)), jax.jit(step)(*args), 1e-5)
+
+
+def test_a_result_fed_back_in_another_sharding_is_refused_with_what_to_do():
+    """A state that products make is not known to be an argument's new value: it lies as made."""
+
+    def step(weights, hidden, x):
+        hidden = jnp.tanh(hidden @ weights + x)
+        return weights * 0.9, hidden
+
+    size = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    network = AlphaBetaCosts(MeshShape.of(PLANE), (0.0, 0.0), (1e9, 1e9))
+    pin = {"weights": (), "hidden": (), "x": ("data",)}
+    plan = search(step, (size,) * 3, mesh=PLANE, network=network, hardware="CPU", pin=pin)
+    applied = plan.apply(devices(PLANE), lax_collectives)
+    run, x = applied.jit(donate=False), jnp.eye(8)
+    weights, hidden = run(x, x, x)
+    assert not hidden.is_fully_replicated
+    with pytest.raises(
+        PlanError, match=r"argument 1 is P.*ShardedStep.put; .* updates="
+    ) as refused:
+        run(weights, hidden, x)
+    assert len(str(refused.value)) <= 300
+    assert_alike(run(*applied.put((weights, hidden, x))), step(weights, hidden, x))

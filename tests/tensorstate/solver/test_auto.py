@@ -190,6 +190,33 @@ def test_stages_that_find_nothing_leave_it_to_the_next(
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
 
 
+def test_a_keeping_that_may_be_chosen_makes_no_plan_slower(
+    monkeypatch, problem, candidates, limit, best, free
+):
+    """Where the search is not within the gap, it also searches with fewer keepings."""
+    decided(monkeypatch, free, NOTHING, NOTHING, PlanError("none in time"))
+    asked = list[tuple[str, ...]]()
+
+    def repair(question, *_args, **_options):
+        asked.append(tuple(map(str, question.options.keepings)))
+        objective = (1.5 + len(asked[-1])) * free.objective
+        plan = dataclasses.replace(best, objective=objective)
+        return Repaired(plan, plan)
+
+    monkeypatch.setattr(searches, "repair", repair)
+    options: dict[str, Any] = {"recompute": True, "offload": True, "memory_limit": limit}
+    found = solve_auto(problem, candidates, **options)
+    three = ("saved", "recomputed", "offloaded")
+    assert asked == [three, three[:2], (three[0], three[2]), three[:1]]
+    assert found.objective == 2.5 * free.objective
+    # Within the gap there is nothing to gain.
+    asked.clear()
+    close = dataclasses.replace(best, objective=free.bound)
+    monkeypatch.setattr(searches, "repair", lambda *_args, **_options: Repaired(close, close))
+    assert solve_auto(problem, candidates, **options).objective == free.bound
+    assert not asked
+
+
 def test_named_strategies_are_taken_where_no_search_has_a_plan_in_time(
     monkeypatch, problem, candidates, free
 ):

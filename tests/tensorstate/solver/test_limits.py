@@ -77,6 +77,6 @@ def test_a_limit_is_met_to_the_byte(case):
             assert found.cost.memory.peak <= limit
     assert int(re.findall(r"about (\d+) bytes", refused)[0]) == every.least_peak
     # Every byte of it has a name.
-    parts = r"(?:Inputs take|saved tensors|gradients|temporaries) (\d+) bytes"
+    parts = r"(?:inputs|saved|gradients|temporaries) (\d+) bytes"
     named = [int(nbytes) for nbytes in re.findall(parts, refused)]
     assert (len(named), sum(named)) == (4, every.least_peak)

@@ -395,3 +395,39 @@ def test_updates_that_do_not_fit(updates, message):
 def test_a_graph_takes_the_arguments_of_its_function():
     with pytest.raises(PlanError, match="takes arguments of"):
         interpret(traced("matmul"))(jnp.zeros((4, 6)))
+
+
+def test_features_of_nodes_are_data_and_frozen_weights_are_parameters():
+    """Rows of nodes are taken by indices and added at others, so labels have another factor."""
+
+    def step(weights, x, table, base, source, target, labels):
+        def loss(weights):
+            hidden = x.astype(weights["in"].dtype) @ weights["in"] + table[labels]
+            around = jax.ops.segment_sum(hidden[source], target, num_segments=len(x))
+            logits = jnp.tanh(around @ base) @ weights["out"]
+            return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    weights = {"in": s(8, 16), "out": s(16, 4)}
+    indices = s(96, dtype=jnp.int32), s(96, dtype=jnp.int32), s(32, dtype=jnp.int32)
+    graph = trace(step, (weights, s(32, 8, dtype=jnp.float16), s(4, 16), s(16, 16), *indices))
+    roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+    assert {name for name, role in roles.items() if role == "parameter"} == {
+        "weights/in", "weights/out", "table", "base"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["rates must\n be given. " * 500, ""])
+def test_an_error_of_the_model_is_quoted_shortly_with_the_line_of_the_user(text):
+    def model(x):
+        raise ValueError(text)
+
+    with pytest.raises(PlanError) as refused:
+        trace(lambda x: jax.vmap(model)(x), (s(8, 8),))
+    said = str(refused.value)
+    assert len(said) <= 300 + len(__file__)
+    assert "\n" not in said
+    assert re.search(rf"{re.escape(__file__)}:\d+\)", said)
+    assert said.endswith("given: float32[8, 8]")
