@@ -10,8 +10,9 @@
 // asked for before anything arrives, so no piece waits for a thread to wake up.
 //
 // One thread makes all calls of MPI, so it need not allow more. While nothing arrives this thread
-// sleeps, for a sixteenth of the time for which nothing has: a call that waits for MPI would spin,
-// and take the processor from the additions.
+// sleeps: for a sixteenth of the time for which nothing has, up to a millisecond, and when it has
+// been idle for seconds, a thousandth of these. A call that waits for MPI would spin, and take the
+// processor from the additions.
 //
 // MPI itself may not notice that a process has died, so sockets between the processes stay open:
 // the end of such a socket is the end of its links.
@@ -406,7 +407,9 @@ void Caller::serve() {
 }
 
 Clock::duration Caller::nap() const {
-  return std::clamp<Clock::duration>((Clock::now() - moved_) / 16, 20us, 1ms);
+  Clock::duration still = Clock::now() - moved_;
+  return std::max<Clock::duration>(
+      {20us, std::min<Clock::duration>(still / 16, 1ms), std::min<Clock::duration>(still / 1000, 50ms)});
 }
 
 void Caller::begin(const Work& work) {
