@@ -47,6 +47,7 @@ using namespace std::chrono_literals;
 using Handle = void*;
 Handle constant(uintptr_t number) { return reinterpret_cast<Handle>(number); }
 const Handle kWorld = constant(0x101);         // MPI_COMM_WORLD
+const Handle kSelf = constant(0x102);          // MPI_COMM_SELF
 const Handle kErrorsReturn = constant(0x143);  // MPI_ERRORS_RETURN
 const Handle kNoRequest = constant(0x180);     // MPI_REQUEST_NULL
 const Handle kByte = constant(0x247);          // MPI_BYTE
@@ -176,6 +177,7 @@ class Caller {
   void serve();
   void begin(const Work& work);
   void test();
+  void end_all();
   void cancel();
   Clock::duration nap() const;
 
@@ -195,6 +197,7 @@ class Caller {
   std::vector<int> places_;  // of what has ended, among them
   std::vector<Status> statuses_;
   Clock::time_point moved_ = Clock::now();
+  std::string failed_;  // by which error
 };
 
 class MpiWire : public Wire {
@@ -342,6 +345,8 @@ std::string Caller::initialize(const std::string& path) {
       return "MPI_Init_thread failed with code " + std::to_string(code);
     }
     is_own_ = true;
+    // Errors of requests are those of no communicator, which end the process unless told otherwise.
+    for (Handle each : {kWorld, kSelf}) mpi_.MPI_Comm_set_errhandler(each, kErrorsReturn);
   }
   // A communicator of its own: the program's messages do not mix with those of links.
   Handle request = kNoRequest;
@@ -397,7 +402,8 @@ void Caller::serve() {
     for (const Work& work : given) begin(work);
     if (!given.empty()) moved_ = Clock::now();
     given.clear();
-    test();
+    if (failed_.empty()) test();
+    if (!failed_.empty()) return end_all();
   }
   cancel();
   if (is_own_) mpi_.MPI_Finalize();
@@ -420,7 +426,10 @@ void Caller::begin(const Work& work) {
                                   wire.tag, communicator_, &request)
                  : mpi_.MPI_Irecv(work.piece->bytes.data(), int(kPieceBytes), kByte, wire.peer,
                                   wire.tag, communicator_, &request);
-  if (code) return wire.fail(text(code));
+  if (code) {
+    failed_ = text(code);
+    return;
+  }
   requests_.push_back(request);
   works_.push_back(work);
 }
@@ -432,6 +441,10 @@ void Caller::test() {
   int count = 0;
   int code = mpi_.MPI_Testsome(int(requests_.size()), requests_.data(), &count, places_.data(),
                                statuses_.data());
+  if (code) {
+    failed_ = text(code);
+    return;
+  }
   if (count == kUndefined || count <= 0) return;
   moved_ = Clock::now();
   {
@@ -440,11 +453,6 @@ void Caller::test() {
       const Work& work = works_[size_t(places_[size_t(i)])];
       const Status& status = statuses_[size_t(i)];
       if (work.wire->is_ended()) continue;  // nobody waits for what it was
-      // Statuses say which of several has failed only if one has.
-      if (code && status.error) {
-        work.wire->end(text(status.error));
-        continue;
-      }
       int size = 0;
       if (!work.wire->is_sender) mpi_.MPI_Get_count(&status, kByte, &size);
       work.wire->took(*work.piece, size_t(size));
@@ -460,11 +468,26 @@ void Caller::test() {
   works_.resize(left);
 }
 
+// After an error it is not known which requests MPI still has, and to name one of these ends the
+// process. So MPI is called no more. If a process has died, its sockets say so at once, and the
+// others are not blamed for it.
+void Caller::end_all() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    state_ = kFailed;
+    answered_.notify_all();
+  }
+  std::this_thread::sleep_for(1s);
+  std::lock_guard<std::mutex> lock(mutex);
+  for (auto& wire : wires_) wire->end(failed_);
+}
+
 // Takes back the receives to which nothing will come.
 void Caller::cancel() {
   for (const Work& work : works_) work.wire->fail("this process leaves MPI");
   for (Handle& request : requests_) mpi_.MPI_Cancel(&request);
-  for (auto until = Clock::now() + 1s; !requests_.empty() && Clock::now() < until; test()) {
+  for (auto until = Clock::now() + 1s; !requests_.empty() && failed_.empty() && Clock::now() < until;
+       test()) {
     std::this_thread::sleep_for(20us);
   }
 }
@@ -475,7 +498,7 @@ void Caller::leave() {
   state_ = kLeaving;
   asked_.notify_one();
   // Until all processes of the job are here, as every program of MPI ends.
-  answered_.wait(lock, [&] { return state_ == kLeft; });
+  answered_.wait(lock, [&] { return state_ != kLeaving; });
 }
 
 int Caller::new_tag() {

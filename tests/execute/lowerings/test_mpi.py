@@ -33,7 +33,7 @@ def started(how: str, *options: str, **variables: str) -> str:
         timeout=500, check=False,
     )  # fmt: skip
     assert "ended" in done.stdout or done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @needs_mpi
@@ -53,8 +53,11 @@ def test_the_others_end_when_a_rank_does(how):
     # A rank waits for its neighbour, which may wait for the one that sleeps.
     why = r"rank 1 \(device" if how == "die" else "has waited for 3 s, for step"
     ended = re.findall(rf"^ended early: (.*{why}.*)", out, re.M)
-    assert len(ended) == RANKS - 1, out
-    assert how == "die" or len(set(ended)) == 1, out
+    assert ended, out
+    assert "ended late" not in out, out
+    assert "Abort(" not in out, out  # by MPI
+    # JAX ends some ranks itself when one has died.
+    assert how == "die" or (len(ended), len(set(ended))) == (RANKS - 1, 1), out
 
 
 DEVICES_OF_ONE_PROCESS = """
