@@ -3,17 +3,20 @@
 ``links --gpu`` takes all GPUs of this machine; the table that it prints is one to report. With
 ``--share N``, N processes share one GPU, and NCCL takes them for hosts whose network is the
 loopback: the programs are those of several GPUs, their times are not. ``links --cpu N`` takes N
-processes on the CPUs of this machine, whose network is the loopback, too, without any shaping.
+processes on the CPUs of this machine, whose network is the loopback, too, without any shaping;
+with ``--mpi`` mpiexec starts them, and MPI carries the messages of links in place of sockets.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcoll as jc
 from experiments.study import CheckError
 from experiments.timing import compare, report
+from jaxcoll.execute.links import engine, transport
 from jaxcoll.kinds import kind_of
 
 SIZES = (2**16, 2**20, 2**24, 2**26)  # bytes of the larger of a rank's input and output
@@ -53,13 +57,19 @@ def main(argv: Sequence[str]) -> int | None:
     devices.add_argument("--gpu", action="store_true")
     devices.add_argument("--cpu", type=int, metavar="N", help="processes on CPUs")
     parser.add_argument("--share", type=int, metavar="N", help="processes on one GPU")
+    parser.add_argument("--mpi", action="store_true", help="started by mpiexec, links by MPI")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     options = parser.parse_args(argv)
     processes = options.cpu or options.share
+    if options.mpi and not options.cpu:
+        parser.error("--mpi is of processes on CPUs; give --cpu N")
     if processes and _RANK not in os.environ:
+        if options.mpi:
+            return _started_by_mpi(processes, argv)
         return _started(processes, argv, cpus if options.cpu else shared_gpu)
     if _RANK in os.environ:
         rank, port = os.environ[_RANK].split()
+        rank = os.environ.get("PMI_RANK", rank)
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, processes, int(rank), local_device_ids=[0])
     wanted = "cpu" if options.cpu else "gpu"
@@ -83,9 +93,7 @@ def _started(count: int, argv: Sequence[str], variables: Callable[[int, int], Va
     Args:
         variables: variables of the environment, by rank and number of ranks.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "experiments.benchmarks", "links", *argv],
@@ -95,6 +103,32 @@ def _started(count: int, argv: Sequence[str], variables: Callable[[int, int], Va
         for rank in range(count)
     ]
     return max(process.wait() for process in started)
+
+
+def _started_by_mpi(count: int, argv: Sequence[str]) -> int:
+    """The same of processes that MPI starts."""
+    launcher = mpiexec()
+    if launcher is None:
+        raise CheckError("no mpiexec with a library of the MPI-5 ABI is found; pip install mpich")
+    command = [sys.executable, "-m", "experiments.benchmarks", "links", *argv]
+    variables = {_RANK: f"0 {free_port()}", **cpus(0, count), transport.CHOICE: transport.MPI}
+    return subprocess.run(
+        [launcher, "-n", str(count), *command], env={**os.environ, **variables}, check=False
+    ).returncode
+
+
+def mpiexec() -> str | None:
+    """The launcher of the library of MPI that links use, or ``None`` if there is none."""
+    library, _ = transport.found_library()
+    beside = Path(library).parent.parent / "bin/mpiexec"
+    return (str(beside) if beside.exists() else shutil.which("mpiexec")) if library else None
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def shared_gpu(rank: int, count: int) -> Variables:
@@ -157,6 +191,7 @@ def _row(mesh: Mesh, schedule: jc.Schedule, maker: str, nbytes: int) -> Row:
     )
     return {
         "collective": kind, "bytes": nbytes, "schedule": maker, "steps": schedule.num_steps,
+        "over": engine.described().name if mesh.devices.flat[0].platform == "cpu" else "nccl",
         "jax.lax": taken["lax"], "links": taken["links"],
         "ratio": taken["links"].median / taken["lax"].median, "equal": same,
     }  # fmt: skip

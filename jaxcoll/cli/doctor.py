@@ -47,6 +47,7 @@ def doctor(network, as_json) -> int:
         "optional": {name: _version(name) for name in _OPTIONAL},
         "machine_code": machine_code.library() is not None,
         "links": _links(),
+        "transport": _transport(),
         "devices": None,
     }
     if _can_import("jax"):
@@ -68,6 +69,21 @@ def _links() -> str | None:
     if isinstance(found, str):
         return None
     return f"{found.name}{', also on GPUs' if b'jaxcoll_gpu_play' in found.read_bytes() else ''}"
+
+
+def _transport() -> str | None:
+    """What carries links between processes on CPUs, and why; None without the player."""
+    if not all(map(_can_import, _NEEDED)):
+        return None
+    from jaxcoll.errors import CollectiveError
+    from jaxcoll.execute.links import engine
+
+    if isinstance(engine.compiled(), str):
+        return None
+    try:
+        return str(engine.described())
+    except CollectiveError as error:
+        return str(error)
 
 
 def _version(name: str) -> str | None:
@@ -140,6 +156,7 @@ def _version_lines(found: dict[str, Any]) -> list[str]:
         lines.append("kernels: no machine code; install with a C compiler for faster first answers")
     if found["links"]:
         lines.append(f"links between processes: {found['links']}, as lowering='links'")
+        lines.append(f"    on CPUs: {found['transport']}")
         if "GPU" not in found["links"]:
             lines.append(
                 "    for GPUs too, with jaxlib 0.11 or newer: python -m jaxcoll.execute.links"

@@ -169,6 +169,8 @@ def _environment(plan: dict, rank: int) -> dict[str, str]:
     """The three arguments of ``jax.distributed.initialize()``, in the variables of Open MPI."""
     ranks, first = plan["ranks"], _address(0)
     return {
+        # They look like those of MPI, which has not started the ranks.
+        "JAXCOLL_TRANSPORT": "sockets",
         **plan["environment"],
         "JAX_COORDINATOR_ADDRESS": f"{first}:{_PORT}",
         "OMPI_MCA_orte_hnp_uri": f"4096.0;tcp://{first}:{_PORT}",

@@ -22,6 +22,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import in_force, stated
 from jaxcoll.execute.choice.cheapest import Candidate, candidates, margin_of, taken
 from jaxcoll.execute.choice.unequal import WITH_NATIVE, among, priced
+from jaxcoll.execute.links import engine
 from jaxcoll.execute.wires import Wire, wire_halves, wire_of
 from jaxcoll.kinds import meant
 from jaxcoll.mesh import axis_groups
@@ -47,6 +48,7 @@ class Explanation:
         has_table: whether a table of tuning is in use, which answers first.
         call: the first line, of a call that is more than its collective; empty for others.
         then: the second half of a sum over a wire, which gathers the sums.
+        transport: what carries schedules between processes on CPUs, and why; empty elsewhere.
     """
 
     collective: Collective
@@ -58,6 +60,7 @@ class Explanation:
     has_table: bool
     call: str = ""
     then: Explanation | None = None
+    transport: str = ""
 
     @property
     def seconds(self) -> float:
@@ -97,6 +100,8 @@ class Explanation:
             f"times: {self.costs.said}",
             f"charges: {self.costs.backend}, {self.costs.source or 'no source given'}",
         ]
+        if self.transport:
+            head.append(f"schedules go over {self.transport}")
         if self.has_table:
             head.append("a table of tuning is in use: where it has the task, its answer runs")
         rows = [f"{'candidate':38}{'predicted':>13}{'links':>14}{'machine':>14}{'permutes':>9}"]
@@ -205,6 +210,7 @@ class _Where:
         groups: groups of its ranks; ``None`` for one of all ranks of the network.
         network: ``None`` where it is unknown.
         several: whether ranks of a group differ along several axes.
+        transport: as in ``Explanation``.
     """
 
     groups: tuple[tuple[int, ...], ...] | None
@@ -212,6 +218,7 @@ class _Where:
     costs: ExecutionCosts
     several: bool
     backend: str
+    transport: str = ""
 
     def collective(self, kind: str) -> Collective:
         """A collective of these groups."""
@@ -247,7 +254,8 @@ def _on_mesh(
             )
         groups = (tuple(range(ranks)),)
     several = not isinstance(names, str) and len(names) > 1
-    return _Where(groups, network, costs, several, backend_of(platform))
+    transport = str(engine.described()) if platform == "cpu" and stated.has_links() else ""
+    return _Where(groups, network, costs, several, backend_of(platform), transport)
 
 
 def _elsewhere(
@@ -284,7 +292,9 @@ def _ranked(
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
     in_use = in_force.current() is not None
     run = taken(found, margin=margin_of(where.costs, where.network))
-    return Explanation(what, nbytes, where.network, where.costs, ranked, run, in_use, call, then)
+    return Explanation(
+        what, nbytes, where.network, where.costs, ranked, run, in_use, call, then, where.transport
+    )
 
 
 def _explained_wire(kind: str, nbytes: int, where: _Where, wire: Wire, dtype: Any) -> Explanation:

@@ -15,12 +15,13 @@ import subprocess
 from pathlib import Path
 
 PATTERN = "_player-*.so"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("player.cc", "gpu_player.cc"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("player.cc", "mpi.cc", "gpu_player.cc"))
+HEADER = Path(__file__).with_name("transport.h")
 
 
 def source_number() -> int:
     """31 bits of the sources' digest, so that a library of other sources is not used."""
-    text = b"".join(source.read_bytes() for source in SOURCES)
+    text = b"".join(source.read_bytes() for source in (*SOURCES, HEADER))
     return int(hashlib.sha256(text).hexdigest()[:8], 16) >> 1
 
 

@@ -3,7 +3,8 @@
 A process listens once, at the address by which it reaches the coordinator of ``jax.distributed`` or
 at ``JAXCOLL_ADDRESS``. It publishes address, port and a word that every peer must send when it
 connects, through the service that connects the processes. Links are opened when a message first
-needs them, and kept.
+needs them, and kept. Where MPI has started the processes, they join by it before they publish, and
+links between processes that have joined are its (``transport.py``).
 
 Before JAX compiles a program, each call is given the devices that it runs on, its number, and the
 call before it (``player.cc`` says why), since none of these is known while it is traced.
@@ -11,6 +12,7 @@ call before it (``player.cc`` says why), since none of these is known while it i
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
@@ -23,13 +25,14 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute.links import build
+from jaxcoll.execute.links import build, transport
+from jaxcoll.execute.links.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,10 @@ def library() -> ctypes.CDLL | str:
         return f"its player cannot be loaded: {error}; {COMPILE}"
     if found.jaxcoll_links_version() != build.source_number():
         return f"its player is of another version of jaxcoll; {COMPILE}"
-    found.jaxcoll_links_know.argtypes = (ctypes.c_int64, *(ctypes.c_char_p,) * 3)
+    found.jaxcoll_links_know.argtypes = (ctypes.c_int64, *(ctypes.c_char_p,) * 3, ctypes.c_int)
+    found.jaxcoll_links_join.argtypes = (
+        ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(ctypes.c_int64), ctypes.c_char_p,
+    )  # fmt: skip
     found.jaxcoll_links_recorded.argtypes = (ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
     found.jaxcoll_links_recorded.restype = ctypes.c_int64
     found.jaxcoll_links_late.argtypes = (ctypes.POINTER(ctypes.c_double),)
@@ -142,18 +148,45 @@ def meet(devices: Iterable[Any]) -> None:
     """Learn the addresses of the processes that hold devices; all of them must call this.
 
     Raises:
-        CollectiveError: a process does not publish its address in time.
+        CollectiveError: a process does not publish its address in time, or is in no job of MPI with
+            this one although MPI was chosen by hand.
     """
     me, seconds = jax.process_index(), timeout()
     _address()
     for device in devices:
         if device.process_index != me:
-            _know(device.id, _address_of(device.process_index, seconds))
+            found = _address_of(device.process_index, seconds)
+            if _joined().rank >= 0 and found.world != _joined().world:
+                _without_mpi(device.process_index)
+            _know(device.id, found)
+
+
+def _without_mpi(process: int) -> None:
+    why = f"process {process} is not in this one's job of MPI"
+    if os.environ.get(transport.CHOICE):
+        raise CollectiveError(f"links: {why}; {transport.CHOICE}=sockets does without MPI")
+    log.warning("links to process %d go over sockets: %s", process, why)
+
+
+class Address(NamedTuple):
+    """Where the links of a process are.
+
+    Attributes:
+        host, port, word: the place where it listens, and the word that it wants to hear.
+        rank: in MPI; -1 if that does not carry its links.
+        world: a name of the processes that MPI has started together.
+    """
+
+    host: str
+    port: str
+    word: str
+    rank: int = -1
+    world: int = 0
 
 
 @functools.cache
-def _address() -> tuple[str, str, str]:
-    """Host, port and word of this process, once it listens and has published them."""
+def _address() -> Address:
+    """This process, once it listens and has published where."""
     engine = library()
     if isinstance(engine, str):
         raise CollectiveError(f"the lowering 'links' cannot run here: {engine}")
@@ -165,12 +198,52 @@ def _address() -> tuple[str, str, str]:
             f"links: {error.value.decode(errors='replace')}; set JAXCOLL_ADDRESS to another "
             "address of this machine"
         )
-    found = (at, str(port), word)
+    found = Address(at, str(port), word, *_joined()[1:])
     if jax.process_count() > 1:
         me = jax.process_index()
         jax_internals.publish(_KEY.format(me), json.dumps(found))
         threading.Thread(target=_tell_if_late, args=(me,), daemon=True).start()
     return found
+
+
+class _Joined(NamedTuple):
+    """What carries this process's links, its rank in MPI, and the name of MPI's world."""
+
+    transport: Transport
+    rank: int = -1
+    world: int = 0
+
+
+def described() -> Transport:
+    """The transport of links, and why: as it is chosen, until a program needs it and MPI starts."""
+    return _joined().transport if _joined.cache_info().currsize else transport.chosen()
+
+
+@functools.cache
+def _joined() -> _Joined:
+    engine, choice = library(), transport.chosen()
+    is_by_hand = bool(os.environ.get(transport.CHOICE))
+    if isinstance(engine, str) or not choice.library:
+        return _Joined(choice)
+    if jax.process_count() == 1 and not is_by_hand:
+        return _Joined(Transport(transport.SOCKETS, "there is one process"))
+    found, error = (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(256)
+    has_joined = engine.jaxcoll_links_join(choice.library.encode(), timeout(), found, error)
+    rank, size, world = found
+    why = "" if has_joined else error.value.decode(errors="replace")
+    if has_joined:
+        atexit.register(engine.jaxcoll_links_leave)
+        if size < jax.process_count():
+            why = (
+                f"MPI ({choice.library}) sees {size} of {jax.process_count()} processes: did its "
+                "own mpiexec start them?"
+            )
+    if not why:
+        return _Joined(choice, rank, world)
+    if is_by_hand:
+        raise CollectiveError(f"links: {why}; {transport.CHOICE}=sockets does without MPI")
+    log.warning("links go over sockets: %s", why)
+    return _Joined(Transport(transport.SOCKETS, why))
 
 
 def lateness() -> tuple[float, float, int]:
@@ -212,21 +285,22 @@ def late_text(seconds: float, calls: int, process: int) -> str:
 
 
 @functools.cache
-def _address_of(process: int, seconds: float) -> tuple[str, str, str]:
+def _address_of(process: int, seconds: float) -> Address:
     said = jax_internals.fetch(_KEY.format(process), seconds)
     if said is None:
         raise CollectiveError(
             f"process {process} did not say within {seconds:g} s at which address its links "
             "listen; does it run the same program, and is jaxcoll's player compiled there?"
         )
-    host, port, word = json.loads(said)
-    return host, port, word
+    return Address(*json.loads(said))
 
 
-def _know(device: int, address: tuple[str, str, str]) -> None:
-    engine = library()
+def _know(device: int, address: Address) -> None:
+    engine, here = library(), _address()
     if not isinstance(engine, str):
-        engine.jaxcoll_links_know(device, *(part.encode() for part in address))
+        rank = address.rank if address.world == here.world else -1
+        said = (part.encode() for part in (address.host, address.port, address.word))
+        engine.jaxcoll_links_know(device, *said, rank)
 
 
 def host() -> str:

@@ -13,8 +13,9 @@
 // arrival. All that it needs has happened; and a link's earlier messages, whose steps are less, have
 // been taken from it. So it can happen.
 //
-// A link is a connection from one device to another and a thread at each of its ends. Each message
-// says to which play it belongs, and waits at its end for that play to begin there. Programs are the
+// A link is a connection from one device to another and a thread at each of its ends. Processes meet
+// over a socket, which then carries the messages itself, or leaves them to MPI where one job of it
+// holds both processes; its end is the link's in either case (transport.h). Each message says to which play it belongs, and waits at its end for that play to begin there. Programs are the
 // same on all ranks, so a play that has begun on one begins on all. Two plays that were under way
 // together on one link could wait for each other for ever, each behind a message of the other. So
 // the calls of a block of a program depend on one another (`after`), and those of another block, a
@@ -53,12 +54,14 @@
 #include <tuple>
 #include <vector>
 
+#include "transport.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
 namespace ffi = xla::ffi;
 using Clock = std::chrono::steady_clock;
+using WirePtr = std::shared_ptr<links::Wire>;
 
 // Of this file, which build.py gives; a peer with another one is refused.
 #ifndef JAXCOLL_SOURCE
@@ -188,7 +191,7 @@ int64_t now() {
 
 // A message at one of its ends, or a whole play; trace.py names the columns. A message that leaves
 // is asked for when its link turns to it, begins when its rows hold what they must, and ends when
-// the socket has it. One that arrives begins with its header and ends with its last row.
+// the link has taken it. One that arrives begins with its header and ends with its last row.
 enum What : int64_t { kLeaves, kArrives, kPlays };
 using Event = std::array<int64_t, 14>;
 constexpr size_t kMostEvents = size_t{1} << 21;
@@ -275,16 +278,39 @@ void prepare(int fd, double timeout) {
 #endif
 }
 
+// A link whose socket carries its messages.
+class SocketWire : public links::Wire {
+ public:
+  explicit SocketWire(int fd) : fd_(fd) {}
+  bool send(const void* data, size_t bytes, bool) override {
+    return write_all(fd_, data, bytes) || is_lost();
+  }
+  bool receive(void* data, size_t bytes) override { return read_all(fd_, data, bytes) || is_lost(); }
+  void close() override { ::shutdown(fd_, SHUT_RDWR); }
+  std::string why() override { return std::strerror(code_); }
+
+ private:
+  bool is_lost() {
+    code_ = errno;
+    return false;
+  }
+
+  int fd_;
+  std::atomic<int> code_{0};
+};
+
 struct Hello {  // what a connection begins with
   uint32_t version;
   char token[kTokenBytes];
   int64_t from, to, lane;  // or, in the lane of news, `to` is the length of why `from` has failed
+  int32_t rank, tag;       // of the sender in MPI, and of the link there; or -1
 };
 constexpr int64_t kNews = -1;
 constexpr int64_t kLongestNews = 2000;
 
 struct Address {
   std::string host, port, token;
+  int rank = -1;  // in MPI, if that carries messages to it
 };
 
 // ---------------------------------------------------------------------------- the engine
@@ -329,6 +355,20 @@ class Engine {
   void know(int64_t device, Address address) {
     std::lock_guard<std::mutex> lock(mutex_);
     addresses_[device] = std::move(address);
+  }
+
+  // Joins the other processes of MPI; what is wrong, or "".
+  std::string join(const char* library, double timeout, links::World* joined) {
+    std::string error = links::join_world(library, timeout, joined);
+    std::lock_guard<std::mutex> lock(mutex_);
+    rank_ = int(joined->rank);
+    return error;
+  }
+
+  // Ends what MPI carries, together with the other processes; after an error there are none to
+  // wait for.
+  void leave() {
+    if (!is_broken()) links::leave_world();
   }
 
   Recorder recorder;
@@ -399,7 +439,7 @@ class Engine {
   // -------------------------------------------------------------------- sending
 
   void carry(Out& link, int64_t from, int64_t to, int64_t lane, double timeout) {
-    int fd = -1;
+    WirePtr wire;
     while (true) {
       Job job;
       {
@@ -421,10 +461,10 @@ class Engine {
           });
           if (play.is_over) break;
         }
-        if (fd < 0) {
+        if (!wire) {
           std::string error;
-          fd = connected(from, to, lane, timeout, &error);
-          if (fd < 0) {
+          wire = connected(from, to, lane, timeout, &error);
+          if (!wire) {
             fail("rank " + std::to_string(play.rank) + " cannot reach rank " +
                  std::to_string(job.way->peer_rank) + " (device " + std::to_string(to) +
                  ") for step " + std::to_string(message.step) + ": " + error);
@@ -439,21 +479,21 @@ class Engine {
         int64_t begun = now();
         Header header{kMessage,      uint32_t(m),   play.tag.program, play.tag.number,
                       play.tag.count, uint64_t(message.rows.size()) * play.row_bytes};
-        bool ok = write_all(fd, &header, sizeof header);
+        size_t left = message.rows.size();
+        bool ok = wire->send(&header, sizeof header, !left);
         for (Row& r : message.rows) {
           if (!ok) break;
-          ok = write_all(fd, play.at(r.row), play.row_bytes);
+          ok = wire->send(play.at(r.row), play.row_bytes, !--left);
           std::lock_guard<std::mutex> lock(play.mutex);
           if (ok) ++play.sent[size_t(r.row)];
           play.moved = Clock::now();
           play.change.notify_all();
         }
-        int code = errno;
         play.leave();
         if (!ok) {
           fail("rank " + std::to_string(play.rank) + " lost its link to rank " +
                std::to_string(job.way->peer_rank) + " (device " + std::to_string(to) +
-               ") while it sent step " + std::to_string(message.step) + ": " + std::strerror(code));
+               ") while it sent step " + std::to_string(message.step) + ": " + wire->why());
           break;
         }
         record(play, kLeaves, *job.way, m, asked, begun);
@@ -462,7 +502,7 @@ class Engine {
     }
   }
 
-  int connected(int64_t from, int64_t to, int64_t lane, double timeout, std::string* error) {
+  WirePtr connected(int64_t from, int64_t to, int64_t lane, double timeout, std::string* error) {
     Address address;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -472,7 +512,7 @@ class Engine {
     hints.ai_socktype = SOCK_STREAM;
     if (int code = ::getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found)) {
       *error = address.host + ": " + ::gai_strerror(code);
-      return -1;
+      return nullptr;
     }
     auto until = Clock::now() + std::chrono::duration<double>(timeout);
     int fd = -1;
@@ -496,7 +536,7 @@ class Engine {
     ::freeaddrinfo(found);
     if (fd < 0) {
       *error = address.host + ":" + address.port + ": " + std::strerror(code);
-      return -1;
+      return nullptr;
     }
     Hello hello{};
     hello.version = kVersion;
@@ -504,6 +544,14 @@ class Engine {
     hello.from = from;
     hello.to = to;
     hello.lane = lane;
+    bool is_by_mpi = address.rank >= 0;
+    hello.rank = is_by_mpi ? rank_ : -1;
+    hello.tag = is_by_mpi ? links::new_tag() : -1;
+    if (is_by_mpi && hello.tag < 0) {
+      *error = "this process has more links than MPI has tags";
+      ::close(fd);
+      return nullptr;
+    }
     char answer = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -518,10 +566,9 @@ class Engine {
                                 : "it did not answer") +
                ")";
       ::close(fd);
-      return -1;
+      return nullptr;
     }
-    keep(fd);
-    return fd;
+    return kept(fd, address.rank, hello.tag, true);
   }
 
   // -------------------------------------------------------------------- receiving
@@ -570,15 +617,14 @@ class Engine {
     limit = {0, 0};
     ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     prepare(fd, 60);
-    keep(fd);
-    receive(fd, hello.from, hello.to);
+    receive(*kept(fd, hello.rank, hello.tag, false), hello.from, hello.to);
   }
 
-  void receive(int fd, int64_t from, int64_t to) {
+  void receive(links::Wire& wire, int64_t from, int64_t to) {
     std::vector<char> arrived;
     while (true) {
       Header header{};
-      if (!read_all(fd, &header, sizeof header)) return lost(from, to);
+      if (!wire.receive(&header, sizeof header)) return lost(from, to);
       if (header.magic != kMessage) {
         return fail("device " + std::to_string(to) + " got what is no message from device " +
                     std::to_string(from));
@@ -611,7 +657,7 @@ class Engine {
             ++play->users;
           }
         }
-        if (!read_all(fd, in_place ? play->at(r.row) : arrived.data(), play->row_bytes)) {
+        if (!wire.receive(in_place ? play->at(r.row) : arrived.data(), play->row_bytes)) {
           if (in_place) play->leave();
           return lost(from, to);
         }
@@ -743,10 +789,15 @@ class Engine {
     return !broken_.empty();
   }
 
-  void keep(int fd) {
+  // Opens an end of a link between processes that have met over a socket.
+  WirePtr kept(int fd, int rank, int tag, bool is_sender) {
+    WirePtr wire;
+    if (rank < 0) wire = std::make_shared<SocketWire>(fd);
+    else wire = links::over_mpi(fd, rank, tag, is_sender);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (broken_.empty()) open_.insert(fd);
-    else ::shutdown(fd, SHUT_RDWR);
+    if (broken_.empty()) open_.push_back(wire);
+    else wire->close();
+    return wire;
   }
 
   void fail(const std::string& why) {
@@ -770,7 +821,7 @@ class Engine {
       tell(why);
       {
         std::lock_guard<std::mutex> lock(mutex_);
-        for (int fd : open_) ::shutdown(fd, SHUT_RDWR);
+        for (auto& wire : open_) wire->close();
       }
       for (auto& play : ended) {
         {
@@ -849,7 +900,7 @@ class Engine {
 
   std::mutex mutex_;
   std::condition_variable begun_;
-  int port_ = 0;
+  int port_ = 0, rank_ = -1;
   std::string token_, broken_;
   std::map<int64_t, Address> addresses_;
   std::map<std::tuple<int64_t, int64_t, int64_t>, std::unique_ptr<Out>> out_;
@@ -858,7 +909,7 @@ class Engine {
   std::map<std::pair<int64_t, Tag>, int64_t> awaited_;  // since when messages wait for a play here
   std::map<int64_t, int64_t> idle_since_;  // when the last play of a device has ended
   std::array<double, 3> late_{};
-  std::set<int> open_;
+  std::vector<WirePtr> open_;
   std::set<int64_t> neighbours_;  // devices with a link to or from one here
   // Devices whose link to one here has ended, and which of them was first.
   std::map<std::pair<int64_t, int64_t>, size_t> ended_;
@@ -1022,9 +1073,25 @@ EXPORTED int jaxcoll_links_listen(const char* host, const char* token, char* err
   return port;
 }
 
-EXPORTED void jaxcoll_links_know(int64_t device, const char* host, const char* port, const char* token) {
-  Engine::get().know(device, {host, port, token});
+// `rank` is that of the device's process in MPI, if this carries messages to it, or -1.
+EXPORTED void jaxcoll_links_know(int64_t device, const char* host, const char* port, const char* token,
+                                 int rank) {
+  Engine::get().know(device, {host, port, token, rank});
 }
+
+// Joins the processes that MPI has started, and says this one's rank, their number and a name of all
+// together; 0 with the reason in `error`, of 256 bytes.
+EXPORTED int jaxcoll_links_join(const char* library, double timeout, int64_t* into, char* error) {
+  links::World joined;
+  std::string why = Engine::get().join(library, timeout, &joined);
+  std::strncpy(error, why.c_str(), 255);
+  into[0] = joined.rank;
+  into[1] = joined.size;
+  into[2] = joined.name;
+  return why.empty();
+}
+
+EXPORTED void jaxcoll_links_leave() { Engine::get().leave(); }
 
 // Begins a record of what the links carry, or ends it.
 EXPORTED void jaxcoll_links_record(int on) {

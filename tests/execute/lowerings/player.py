@@ -27,21 +27,32 @@ def compiled(
     folder: Path, *options: str, driver: Path = DRIVER, headers: Path = WITHOUT_XLA
 ) -> Path:
     """A program that plays without XLA."""
-    program = folder / "driver"
+    program, sources = folder / "driver", Path(build.__file__).parent
     command = [
         *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-pthread", *options,
-        "-isystem", str(headers), "-I", str(Path(build.__file__).parent),
-        str(driver), "-o", str(program), "-ldl",
+        "-isystem", str(headers), "-I", str(sources),
+        str(driver), str(sources / "mpi.cc"), "-o", str(program), "-ldl",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, text=True)
     return program
+
+
+def mpi_of_one_rank(folder: Path, *options: str) -> Path:
+    """A library of MPI, of one process, by the standard ABI."""
+    library = folder / "libone_rank_mpi.so"
+    command = [
+        *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-fPIC", "-shared", *options,
+        str(Path(__file__).with_name("one_rank_mpi.cc")), "-o", str(library),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
 
 
 @functools.cache
 def is_compiled() -> bool:
     """Whether the player is here; without a C++ compiler it is not."""
     found = engine.compiled()
-    newest = max(source.stat().st_mtime for source in build.SOURCES)
+    newest = max(source.stat().st_mtime for source in (*build.SOURCES, build.HEADER))
     if isinstance(found, str) or found.stat().st_mtime < newest:
         try:
             build.build(build.SOURCES[0].parent)

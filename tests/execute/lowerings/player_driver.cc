@@ -2,6 +2,7 @@
 //
 // Reads a file of int32: the number of programs; of each its number of ranks and of bytes in a row;
 // and of each rank a table, an operand and the result that is expected, each after its length.
+// A second argument names a library of MPI of one process, which then carries the messages.
 // Between plays a rank waits for some time by chance, so that ranks are now early and now late.
 
 #include "player.cc"
@@ -18,7 +19,7 @@ struct Part {
 };
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 2 && argc != 3) return 2;
   std::FILE* file = std::fopen(argv[1], "rb");
   if (!file) return 2;
   auto next = [&] {
@@ -44,12 +45,15 @@ int main(int argc, char** argv) {
   const std::string word(kTokenBytes, 'w');
   int port = Engine::get().listen_at("127.0.0.1", word.c_str(), &error);
   if (!port) return std::fprintf(stderr, "%s\n", error.c_str()), 1;
+  links::World world;
+  if (argc == 3) error = Engine::get().join(argv[2], 60, &world);
+  if (!error.empty()) return std::fprintf(stderr, "%s\n", error.c_str()), 1;
   std::vector<int64_t> devices(most);
   Numbers members(most);
   for (size_t rank = 0; rank < most; ++rank) {
     devices[rank] = int64_t(100 + rank);
     members[rank] = int32_t(rank);
-    Engine::get().know(devices[rank], {"127.0.0.1", std::to_string(port), word});
+    Engine::get().know(devices[rank], {"127.0.0.1", std::to_string(port), word, int(world.rank)});
   }
 
   std::atomic<int> wrong{0};
@@ -88,6 +92,7 @@ int main(int argc, char** argv) {
     });
   }
   for (auto& rank : ranks) rank.join();
+  Engine::get().leave();
   std::fflush(nullptr);
   // The engine's threads have no end.
   std::_Exit(wrong ? 1 : 0);

@@ -126,16 +126,17 @@ def test_what_it_cannot_add_is_refused_by_name():
         results(lambda v: jc.pmax(v, "y", **BY_LINKS) + 0 * v, jnp.arange(80).astype("complex64"))
 
 
-OF_ANOTHER_JOB = struct.pack("<I", engine.build.source_number()) + bytes(60)
+HELLO = 72  # bytes
+OF_ANOTHER_JOB = struct.pack("<I", engine.build.source_number()) + bytes(HELLO - 4)
 
 
 @pytest.mark.parametrize(
     ("said", "answer"),
-    [(b"", b""), (b"GET / HTTP/1.0\r\n\r\n", b""), (bytes(64), b"v"), (OF_ANOTHER_JOB, b"t")],
+    [(b"", b""), (b"GET / HTTP/1.0\r\n\r\n", b""), (bytes(HELLO), b"v"), (OF_ANOTHER_JOB, b"t")],
 )
 def test_a_stranger_is_refused_and_changes_nothing(said, answer):
     check(lambda psum: lambda v: psum(v, "y") + 0 * v, jnp.arange(80.0))
-    host, port, _ = engine._address()
+    host, port, *_ = engine._address()
     with socket.create_connection((host, int(port)), timeout=5) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)

@@ -11,7 +11,15 @@ import pytest
 
 from jaxcoll.execute.links.program import tables
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
-from tests.execute.lowerings.player import WIDTH, compiled, drawn, is_compiled, played, wild
+from tests.execute.lowerings.player import (
+    WIDTH,
+    compiled,
+    drawn,
+    is_compiled,
+    mpi_of_one_rank,
+    played,
+    wild,
+)
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="needs a C++ compiler")
 
@@ -32,18 +40,21 @@ def written(programs: list[PermuteProgram], path: Path) -> None:
 def check(folder: Path, count: int, *options: str) -> None:
     file = folder / "programs"
     written([*drawn(count), *(wild(random.Random(k)) for k in range(count))], file)
-    done = subprocess.run(
-        [compiled(folder, *options), file],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    # Pieces of messages by MPI end anywhere in headers and rows.
+    player = compiled(folder, *options, "-DJAXCOLL_PIECE_BYTES=29")
+    for libraries, said in (((), ""), ((mpi_of_one_rank(folder, *options),), "finalized\n")):
+        done = subprocess.run(
+            [player, file, *libraries],
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
-def test_programs_of_any_schedule(tmp_path):
-    check(tmp_path, 40, "-O0")
+def test_programs_of_any_schedule_over_sockets_and_by_mpi(tmp_path):
+    check(tmp_path, 30, "-O0")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from experiments.benchmarks import links
 from tests.execute.lowerings.player import is_compiled
 
 
-@pytest.mark.parametrize("argv", [[], ["--gpu", "--cpu", "2"]])
+@pytest.mark.parametrize("argv", [[], ["--gpu", "--cpu", "2"], ["--gpu", "--mpi"]])
 def test_devices_are_those_of_gpus_or_of_cpus(argv, capsys):
     with pytest.raises(SystemExit):
         links.main(argv)
