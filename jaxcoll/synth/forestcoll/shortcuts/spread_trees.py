@@ -27,8 +27,9 @@ def spread_trees(num_ranks: int, capacity: dict[Pair, int], root: int, count: in
         root: the root of all trees.
         count: number of trees.
     """
-    pairs = np.asarray(sorted(capacity, key=lambda pair: (capacity[pair], pair)), np.int64)
-    room = np.asarray([capacity[u, v] for u, v in pairs.tolist()], np.int64)
+    narrow_first = sorted(capacity, key=lambda pair: (capacity[pair], pair))
+    pairs = np.asarray(narrow_first, np.int64)
+    room = np.asarray([capacity[pair] for pair in narrow_first], np.int64)
     vertex = np.full((count, num_ranks), -1, np.int64)
     parent = np.full((count, num_ranks), -1, np.int64)
     if not _spread(pairs, room, root, vertex, parent):

@@ -30,7 +30,7 @@ def test_no_pair_carries_more_than_its_capacity():
     assert (np.delete(over, 2, axis=1) >= 0).all()
     used = np.zeros((n, n), int)
     for v in range(n):
-        np.add.at(used, (over[over[:, v] >= 0, v], v), 1)
+        used[:, v] = np.bincount(over[over[:, v] >= 0, v], minlength=n)
     assert used.max() <= each
 
 
