@@ -259,6 +259,7 @@ OTHERWISE: Mapping[str, tuple[str, str]] = {
         "docs/experiments/forestcoll-fig-4-10.json",
     ),
     "hdrm": ("Figure 9 of the MultiTree paper", "docs/experiments/multitree-fig-9.json"),
+    "orbits": ("schedules of 256 to 4,096 ranks in seconds", "docs/thousands.md"),
     "open_shop": ("takes an all_to_all of unequal shares", "docs/mixture-of-experts.md"),
     "sccl": ("exact: no schedule has fewer steps", "docs/limits.md"),
     "step_milp": ("exact: Table V of the TACOS paper", "docs/experiments/tacos-table-v.json"),

@@ -306,7 +306,8 @@ class Collective:
         if self.num_chunks > _MOST_LISTED:
             raise CollectiveError(
                 f"{self.kind} of {self.num_chunks} chunks is too large to be listed chunk by "
-                f"chunk, as schedules are; up to {_MOST_LISTED} are, so take fewer chunks per shard"
+                f"chunk, as schedules are; up to {_MOST_LISTED} are, so take fewer chunks per "
+                f"shard or, on a network that looks the same from every rank, jc.synthesize_orbit"
             )
 
     def _shard_places(self) -> tuple[np.ndarray, np.ndarray]:

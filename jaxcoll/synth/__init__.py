@@ -29,6 +29,7 @@ from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
+from jaxcoll.synth.orbits.listed import Orbits
 from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.patterns.exchange import Exchange
 from jaxcoll.synth.patterns.rail_gather import RailGather
@@ -70,6 +71,7 @@ __all__ = [
     "MultiTree",
     "NcclRing",
     "OpenShop",
+    "Orbits",
     "Portfolio",
     "RailGather",
     "Rhd",

@@ -30,8 +30,9 @@ from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer, mean_hops
 from jaxcoll.synth.building.even_steps import with_even_steps
+from jaxcoll.synth.orbits import has_orbits
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
@@ -53,6 +54,8 @@ _FAR = 1.05
 _HEAVY = 4 * _COSTLY
 # Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
 _SEND_SECONDS = 1e-6
+# Sends of all ranks that the default lists at most; and where one rank's would do, in about 2 GB.
+_MOST_LISTED, _LISTED_OF_ORBITS = 2**26, 2**24
 # Times of the bound beyond which the user of more than 128 ranks is told what was left out.
 _TOLD = 1.5
 
@@ -204,8 +207,10 @@ class Portfolio(Synthesizer):
         """The fastest schedule, over chunk counts too where they are open; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: no candidate is defined for the problem.
+            CollectiveError: no candidate is defined for the problem, or it has more sends than are
+                listed.
         """
+        _refuse_unlisted(problem)
         execution, groups = costs_of(problem.execution), problem.collective.groups
         # On a host whose ranks share its cores every rank is charged for the work of all; and a law
         # may tell the links of one copy from those of another.
@@ -284,6 +289,33 @@ def _for_steps(
         return schedule
     own: Number | None = getattr(maker, "nbytes", None)
     return with_even_steps(schedule, problem.nbytes or own or BUCKET_BYTES, costs, enough)
+
+
+def _refuse_unlisted(problem: Problem) -> None:
+    """Refuse at once what has too many sends to be listed, however it is done.
+
+    Raises:
+        CollectiveError: there are more.
+    """
+    topology, kind = problem.topology, problem.collective.traits
+    sends = float(problem.sends)
+    if sends <= _LISTED_OF_ORBITS // 8:
+        return
+    # Chunks of pairs are sent on by every rank on their way.
+    if kind.moves and topology.is_direct:
+        sends *= mean_hops(topology)
+    is_orbit = not problem.collective.is_grouped and has_orbits(topology, kind)
+    most = _LISTED_OF_ORBITS if is_orbit else _MOST_LISTED
+    if sends > most:
+        other = (
+            "jc.synthesize_orbit, or --orbit on the command line, lists those of one rank"
+            if is_orbit
+            else "take fewer ranks or smaller groups"
+        )
+        raise CollectiveError(
+            f"{problem.collective} has at least {sends:.3g} sends, more than the {most:.3g} that "
+            f"the default lists; {other}"
+        )
 
 
 def _too_short(problem: Problem, needed: float) -> CollectiveError:

@@ -32,6 +32,7 @@ from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
+from jaxcoll.synth.orbits.listed import Orbits
 from jaxcoll.synth.patterns.cascade import Cascade
 from jaxcoll.synth.patterns.exchange import Exchange
 from jaxcoll.synth.patterns.rail_gather import RailGather
@@ -59,6 +60,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     DoubleBinaryTree,
     HierarchicalRing,
     RailGather,
+    Orbits,
     HierarchicalTree,
     Ring2D,
     Swing,

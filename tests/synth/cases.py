@@ -35,6 +35,7 @@ from jaxcoll.synth import (
     MultiTree,
     NcclRing,
     OpenShop,
+    Orbits,
     Portfolio,
     RailGather,
     Rhd,
@@ -134,6 +135,9 @@ SQUARES = st.sampled_from(
 TORI = st.sampled_from(
     [families.torus(*sides) for sides in ((2,), (8,), (4, 4), (2, 8), (1, 4), (4, 2, 4), (2, 2, 2))]
 )
+EQUAL = st.sampled_from(
+    [families.switch(5), families.multi_rail(2, 3), families.dgx_h100(2), families.ring(7)]
+)
 BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4), (4, 4), (1, 8))])
 DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
 SUMS = ("all_reduce",)
@@ -227,6 +231,10 @@ CASES = [
     Case(Cascade(shape=(4, 2)), "eight ranks", EIGHTS, grouped=False),
     Case(Cascade(), "one-way boxes", ONE_WAY, grouped=False),
     Case(Swing(), "tori", TORI, grouped=False),
+    *(
+        Case(Orbits(), family, networks, (*GATHERS, "all_to_all"), grouped=False)
+        for family, networks in (("equal hosts", EQUAL), ("tori", TORI))
+    ),
     Case(Hdrm(), "BiGraphs", BIGRAPHS, grouped=False),
     Case(DoubleBinaryTree(), "random", RANDOM, SUMS),
     Case(DoubleBinaryTree(pieces=2), "switches", SWITCHED, (*SUMS, "reduce_to_some")),

@@ -54,9 +54,13 @@ from jaxcoll.trees import ORDERS, TreeFlow
 __all__ = ["ForestColl", "forest"]
 
 PHASES = ("separate", "joint")
+# Up to this number of ranks the trees of a broadcast are low, and packed in no time.
+_FEW_RANKS = 64
+# Numbers of pieces of a tree of more ranks.
+_PIECES = (*DOUBLINGS, 512, 1024)
 
 # Finding the optimum takes about half a microsecond times the ranks times the links.
-_BOUNDED_FAST = 2**23
+_BOUNDED_FAST = 2**24
 # Work of finding and packing trees without switches, for each rank and link.
 _OPTIMUM = 0.1
 
@@ -132,6 +136,11 @@ class ForestColl(Synthesizer):
         kind = collective.traits
         way = topology.transpose() if kind.has_root and kind.adds else topology
         root = collective.root_of(collective.groups[0]) if kind.has_root else None
+        if root is not None and topology.num_ranks > _FEW_RANKS:
+            # Other numbers of trees take as long to pack, and give no lower ones. Pieces wait at
+            # every rank of a tree: the higher it is, the more pieces there should be.
+            best = known_optimum(way, tuple(int(r == root) for r in range(way.num_ranks)))
+            return (1,), tuple(best.k * pieces for pieces in _PIECES)
         numbers = numbers_of_trees(way, root)
         multiples = (tuple(k * pieces for pieces in DOUBLINGS) for k in numbers)
         return ((1, 2, 3, 4, 6, 8, 12), *multiples)
@@ -147,7 +156,10 @@ class ForestColl(Synthesizer):
         if self.order == "steps":
             sends *= IN_BLOCKS
         if topology.is_direct:
-            return _OPTIMUM * topology.num_ranks * topology.num_links + sends
+            found = _OPTIMUM * topology.num_ranks * topology.num_links
+            # The trees of one root are spread over the links, once for all numbers of pieces.
+            spread = problem.collective.traits.has_root and topology.num_ranks > _FEW_RANKS
+            return (found / len(_PIECES) if spread else found) + sends
         return max(1.0, mean_hops(topology) / 2) * sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

@@ -60,6 +60,19 @@ def translations_of(topology: Topology) -> Translations:
         ) from None
 
 
+def has_orbits(topology: Topology, kind: Kind) -> bool:
+    """Whether ``synthesize_orbit`` is for such a network and kind, without making a schedule.
+
+    That is where translations are known and move every link.
+    """
+    if kind.one_shard_name is None:
+        return False
+    try:
+        return bool(translations_of(topology).is_free.all())
+    except TopologyError:
+        return False
+
+
 def synthesize_orbit(
     topology: Topology,
     kind: str,

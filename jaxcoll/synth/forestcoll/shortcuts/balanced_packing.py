@@ -2,17 +2,21 @@
 
 Algorithm 4 asks a flow for each edge of each batch. Beyond a few ranks trees are found by balancing
 (``balancing``), and where trees must use every arc across a cut, which balancing does not find
-easily, both sides of it are packed by themselves (``tight_cuts``). Few roots, small networks, where
-height is worth more time, and what neither finds are packed exactly (``tree_packing``).
+easily, both sides of it are packed by themselves (``tight_cuts``). Trees of one root are spread
+layer by layer (``spread_trees``). Small networks, where height is worth more time, and what none of
+these finds are packed exactly (``tree_packing``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxcoll.synth.forestcoll import tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.shortcuts.balancing import arcs_of, as_trees, balanced_trees
+from jaxcoll.synth.forestcoll.shortcuts.spread_trees import spread_trees
 from jaxcoll.synth.forestcoll.shortcuts.tight_cuts import pack_across
 from jaxcoll.synth.forestcoll.spanning import Trees
 
@@ -43,4 +47,9 @@ def packed_trees(num_ranks: int, capacity: dict[Pair, int], trees: Sequence[int]
             across = pack_across(num_ranks, capacity, trees, packed_trees) if brief else None
             if across is not None:
                 return across
+    elif num_ranks > _SEVERAL:
+        root = int(np.argmax(trees))
+        spread = spread_trees(num_ranks, capacity, root, trees[root])
+        if spread is not None:
+            return spread
     return tree_packing.pack_trees(num_ranks, capacity, trees)
