@@ -155,7 +155,7 @@ def lengths_of(topology: Topology, needs: Needs, flows: int) -> Iterator[tuple[n
 def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
     """Lengths of 1 along one dimension, for each dimension of a grid with unequal sides.
 
-    Without some links or ranks it is no grid any more, but its sides are as good a bound.
+    Without some links or ranks it is not a grid any more, but its sides bound it as well.
     """
     placement, number = topology.placement, np.arange(topology.num_vertices)
     if placement is None:
