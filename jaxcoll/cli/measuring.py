@@ -221,10 +221,9 @@ def _network_of(log: str):
 
 def _size_lines(row) -> list[str]:
     """The lines of one size: the bound, measured times, the model, and the user's own time."""
-    lines = [
-        f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; "
-        f"{100 * row.of_bound:.0f} % of that speed {'is' if row.reports else 'would be'} reached"
-    ]
+    share = f"{100 * row.of_bound:.0f} % of that speed"
+    reached = f"{share} is reached" if row.reports else f"the model reaches {share}"
+    lines = [f"{size_text(row.nbytes)}: at best {time_text(row.bound_seconds)}; {reached}"]
     for each in row.reports:
         error = "" if each.error is None else f", right within {100 * each.error:.0f} % on average"
         parts = each.estimate.rows

@@ -1,4 +1,4 @@
-"""Messages in blocks, and when they arrive where those under way share links fairly.
+"""Messages that share links fairly, and when they arrive: in blocks, or each when it is ready.
 
 Messages under way at the same time share links as TCP flows and NCCL's channels do: max-min fair.
 They cut through the switches and ranks on their path, unlike in the link models, where each vertex
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.simulation.kernels import Places
 from jaxcoll.topology import Topology
 
 
@@ -86,8 +87,92 @@ def run_in_order(
     return sorted(runs, key=lambda run: run[1].max())[len(runs) // 2]
 
 
+def run_when_ready(
+    topology: Topology,
+    rows: Flows,
+    message_ptr: np.ndarray,
+    urgency: tuple[np.ndarray, ...],
+    places: Places,
+    needed: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The seconds at which each row starts and arrives if messages wait only for their chunks.
+
+    Every block is a *connection*, which carries its messages one after the other in their order,
+    each as soon as all of its chunks are at its source. The chunks of a message, its rows, follow
+    one another and arrive one by one.
+
+    Args:
+        rows: the sends; ``block`` is the connection of each.
+        message_ptr: message m has the rows ``message_ptr[m]..message_ptr[m + 1] - 1``.
+        urgency: keys of ``np.lexsort``, by which the rows of a message are in order.
+        places: the rank and chunk that each row reads and brings (``kernels.places_of``).
+        needed: for each row, the arrivals at the place that it reads before it may leave.
+    """
+    count = len(rows.src)
+    start, end = np.zeros(count), np.zeros(count)
+    if count == 0:
+        return start, end
+    alpha = np.asarray(topology.alpha, np.float64)[rows.link]
+    latency = np.add.reduceat(alpha, rows.ptr[:-1])
+    # Connections by their sources, so that those which an arrival may set going stand together.
+    message = np.repeat(np.arange(len(message_ptr) - 1), np.diff(message_ptr))
+    queue = np.lexsort((*urgency, message, rows.block, rows.src))
+    fresh = np.ones(count, bool)
+    fresh[1:] = rows.block[queue[1:]] != rows.block[queue[:-1]]
+    queue_ptr = np.append(np.flatnonzero(fresh), count).astype(np.int64)
+    sources = rows.src[queue[fresh]]
+    rank_ptr = np.searchsorted(sources, np.arange(topology.num_ranks + 1)).astype(np.int64)
+    number = np.empty(count, np.int64)
+    number[queue] = np.cumsum(fresh) - 1
+    # The first row of a message waits for the chunks of all of them, the others for the first.
+    leads = np.ones(count, bool)
+    leads[1:] = message[queue[1:]] != message[queue[:-1]]
+    waits_from, waits_to = np.zeros((2, count), np.int64)
+    first = queue[leads]
+    lead = message[first]
+    waits_from[first], waits_to[first] = message_ptr[lead], message_ptr[lead + 1]
+    connections = _Connections(rank_ptr, queue_ptr, queue, number)
+    waits = _Waits(waits_from, waits_to, places.have, places.get, needed)
+    arrived = np.zeros(places.count, np.int32)
+    capacity = np.array(topology.bandwidth, np.float64)
+    used = np.unique(np.stack([np.repeat(rows.block, np.diff(rows.ptr)), rows.link]), axis=1)[1]
+    is_shared = bool((np.bincount(used) > 1).any())
+    _run_ready(rows, connections, waits, arrived, capacity, latency, is_shared, start, end)
+    return start, end
+
+
 # Number of random runs, of which the one of median length counts.
 _DRAWS = 5
+
+
+class _Connections(NamedTuple):
+    """Rows in the order in which connections carry them.
+
+    Attributes:
+        rank_ptr: rank r sends by the connections ``rank_ptr[r]..rank_ptr[r + 1] - 1``.
+        queue_ptr, queue: connection c carries ``queue[queue_ptr[c]:queue_ptr[c + 1]]``.
+        number: the connection of each row.
+    """
+
+    rank_ptr: np.ndarray
+    queue_ptr: np.ndarray
+    queue: np.ndarray
+    number: np.ndarray
+
+
+class _Waits(NamedTuple):
+    """What rows wait for; see ``run_when_ready``.
+
+    Attributes:
+        first, until: the rows ``first[i]..until[i] - 1`` must be able to leave before row i does.
+        have, get, needed: the places that each row reads and brings, and the arrivals it needs.
+    """
+
+    first: np.ndarray
+    until: np.ndarray
+    have: np.ndarray
+    get: np.ndarray
+    needed: np.ndarray
 
 
 class _Exchanges(NamedTuple):
@@ -228,6 +313,88 @@ def _run(flows, exchanges, capacity, latency, work, start, end):
                         entered[num_entered] = r
                         num_entered += 1
         num_flowing = kept
+
+
+@kernel(cache=True, nogil=True)
+def _run_ready(rows, connections, waits, arrived, capacity, latency, is_shared, start, end):
+    dst, nbytes, ptr, link = rows.dst, rows.nbytes, rows.ptr, rows.link
+    rank_ptr, queue_ptr, queue, number = connections
+    first, until, have, get, needed = waits
+    count, total = len(dst), len(queue_ptr) - 1
+    following, is_busy = queue_ptr[:-1].copy(), np.zeros(total, np.bool_)
+    # Connections that may be able to begin their next row.
+    asked, num_asked = np.arange(total), total
+    is_asked = np.ones(total, np.bool_)
+    rest = nbytes.copy()
+    flowing, num_flowing = np.empty(total, np.int64), 0
+    # Rows whose last byte has left and is on its way for the latency of its links.
+    leaving, num_leaving = np.empty(count, np.int64), 0
+    rate, room = np.zeros(count), np.zeros(len(capacity))
+    users = np.zeros(len(capacity), np.int64)
+    now, done = 0.0, 0
+    while done < count:
+        for i in range(num_asked):
+            c = asked[i]
+            is_asked[c] = False
+            if is_busy[c] or following[c] == queue_ptr[c + 1]:
+                continue
+            row, is_ready = queue[following[c]], True
+            for k in range(first[row], until[row]):
+                if arrived[have[k]] < needed[k]:
+                    is_ready = False
+                    break
+            if is_ready:
+                is_busy[c] = True
+                start[row] = now
+                flowing[num_flowing] = row
+                num_flowing += 1
+                rate[row] = np.inf
+                for h in range(ptr[row], ptr[row + 1]):
+                    rate[row] = min(rate[row], capacity[link[h]])
+        num_asked = 0
+        if is_shared:
+            _share(flowing, num_flowing, ptr, link, capacity, rate, room, users)
+        ahead = np.inf
+        for i in range(num_flowing):
+            ahead = min(ahead, rest[flowing[i]] / rate[flowing[i]])
+        for i in range(num_leaving):
+            ahead = min(ahead, end[leaving[i]] - now)
+        ahead = max(ahead, 0.0)
+        now += ahead
+        kept = 0
+        for i in range(num_flowing):
+            row = flowing[i]
+            rest[row] -= rate[row] * ahead
+            if rest[row] > _SAME * nbytes[row]:
+                flowing[kept] = row
+                kept += 1
+                continue
+            end[row] = now + latency[row]
+            leaving[num_leaving] = row
+            num_leaving += 1
+            c = number[row]
+            is_busy[c] = False
+            following[c] += 1
+            if not is_asked[c]:
+                is_asked[c] = True
+                asked[num_asked] = c
+                num_asked += 1
+        num_flowing = kept
+        kept = 0
+        for i in range(num_leaving):
+            row = leaving[i]
+            if end[row] > now * (1 + 1e-15):
+                leaving[kept] = row
+                kept += 1
+                continue
+            done += 1
+            arrived[get[row]] += 1
+            for c in range(rank_ptr[dst[row]], rank_ptr[dst[row] + 1]):
+                if not is_asked[c]:
+                    is_asked[c] = True
+                    asked[num_asked] = c
+                    num_asked += 1
+        num_leaving = kept
 
 
 @kernel(cache=True, nogil=True)

@@ -26,7 +26,7 @@ from jaxcoll.simulation import kernels
 from jaxcoll.simulation.durations import check_request, distinct, durations, framed
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.execution_order import flows_of
-from jaxcoll.simulation.fair_flows import run_in_order
+from jaxcoll.simulation.fair_flows import Flows, run_in_order, run_when_ready
 from jaxcoll.simulation.link_models import Durations, LinkModel
 from jaxcoll.simulation.orbits import OrbitTimeline, simulate_orbit
 from jaxcoll.simulation.timeline import Clock, Framing, Timeline
@@ -73,8 +73,9 @@ def simulate(
         framing: headers of packets or messages, which take bandwidth, too; none when omitted.
         execution: the machine's order of execution and its charges, or the name of a backend for
             the shipped ones; each link by itself when omitted. If ranks wait for one another
-            (``execution_order``), links are shared fairly, whatever the link model; between
-            processes messages go as IP forwards them, packet by packet. Bandwidths include charges.
+            (``execution_order``), links are shared fairly, whatever the link model. Between
+            processes messages go as IP forwards them, packet by packet, and connections that meet
+            on a link share it fairly, as TCP does. Bandwidths include charges.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or
@@ -111,12 +112,15 @@ def _run(
     if costs is not None and costs.order.waits:
         return _in_order(schedule, size, by, framing, costs, charge)
     hop_ptr, hop_link = schedule.edges.paths_of(edge)
-    found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
-    start = np.zeros(len(hop_link), np.int64)
     # Without sends, as for groups of one rank, the number of chunks may be arbitrary.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
     columns = schedule.src, schedule.dst, schedule.chunk
     places = kernels.places_of(*columns, schedule.topology.num_ranks, chunks)
+    is_fair = costs is not None and costs.is_forwarded and by.is_linear and not by.alpha_occupies
+    if costs is not None and is_fair and _needs_shares(schedule, edge, hop_ptr, hop_link):
+        return _by_connections(schedule, size, by, framing, costs, charge, places)
+    found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
+    start = np.zeros(len(hop_link), np.int64)
     hops, num_links = by.hops(hop_ptr, hop_link, found), schedule.topology.num_links
     # If every message is one hop, links serve in the order of the schedule, which takes a single
     # pass without events. On paths of several links the order of arrivals at an inner link becomes
@@ -150,11 +154,105 @@ def _in_order(
             f"link model {model.name!r} is a law of messages that links serve one by one, and in "
             f"order {costs.order.name!r} the messages of a block share links; leave one out"
         )
+    flows = _framed_flows(schedule, size, framing, costs)
+    ends = run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)
+    return _of_flows(schedule, size, model, framing, costs, charge, flows, ends)
+
+
+# Beyond so many sends times connections, fair shares take too long to compute while a program is
+# being traced, some 50 ms; there, links serve one message after the other, as elsewhere.
+_MOST_SHARED = 1 << 22
+
+
+def _needs_shares(
+    schedule: Schedule, edge: np.ndarray, hop_ptr: np.ndarray, hop_link: np.ndarray
+) -> bool:
+    """Whether messages of several edges meet on a link, or chunks of a message arrive by turns."""
+    used = np.unique(edge)
+    if schedule.num_sends * len(used) > _MOST_SHARED:
+        return False
+    if schedule.num_sends > len(edge):
+        return True
+    on_link = np.stack([hop_link, np.repeat(edge, np.diff(hop_ptr))])
+    return bool((np.bincount(np.unique(on_link, axis=1)[0]) > 1).any())
+
+
+def _by_connections(
+    schedule: Schedule,
+    size: Fraction,
+    model: LinkModel,
+    framing: Framing | None,
+    costs: ExecutionCosts,
+    charge: Fraction,
+    places: kernels.Places,
+) -> Timeline:
+    """The run of processes that have a connection for every edge; connections share links fairly.
+
+    A receiver can use each chunk of a message as soon as that has arrived, before the message ends,
+    and those that it sends on soonest come first.
+    """
+    messages = _framed_flows(schedule, size, framing, costs)
+    first, edge = schedule.message_ptr, schedule.edge
+    weight, _ = common_parts(schedule.collective)
+    part = weight[schedule.chunk]
+    per_message = np.diff(first)
+    whole = np.add.reduceat(part, first[:-1]) if len(part) else part
+    ptr, link = schedule.edges.paths_of(edge)
+    src, dst = (ends[edge].astype(np.int64) for ends in (schedule.edges.src, schedule.edges.dst))
+    nbytes = np.repeat(messages.nbytes / np.maximum(whole, 1), per_message) * part
+    rows = Flows(src, dst, edge.astype(np.int64), nbytes, ptr, link.astype(np.int64))
+    needed = kernels.arrivals_needed(schedule.step_ptr, places)
+    urgency = _urgency(schedule, places)
+    start, end = run_when_ready(schedule.topology, rows, first, urgency, places, needed)
+    at = first[:-1]
+    ends = np.minimum.reduceat(start, at), np.maximum.reduceat(end, at)
+    return _of_flows(schedule, size, model, framing, costs, charge, messages, ends)
+
+
+def _urgency(schedule: Schedule, places: kernels.Places) -> tuple[np.ndarray, ...]:
+    """In which order the chunks of a message go, as keys of ``np.lexsort``.
+
+    First those that their receiver sends on soonest, then those that it sends in the longest
+    message.
+    """
+    ptr, steps = schedule.message_ptr, schedule.num_steps + 1
+    step = np.asarray(schedule.step, np.int64)
+    length = np.repeat(np.diff(ptr), np.diff(ptr))
+    leaving = places.have.astype(np.int64) * steps + step
+    arriving = places.get.astype(np.int64) * steps + step
+    order = np.lexsort((-length, leaving))
+    after = np.searchsorted(leaving[order], arriving, "right")
+    following = np.append(order, 0)[after]
+    is_sent_on = (after < len(order)) & (leaving[following] // steps == places.get)
+    return (
+        schedule.chunk,
+        np.where(is_sent_on, -length[following], 1),
+        np.where(is_sent_on, step[following], steps),
+    )
+
+
+def _framed_flows(
+    schedule: Schedule, size: Fraction, framing: Framing | None, costs: ExecutionCosts
+) -> Flows:
     flows = flows_of(schedule, float(size), costs.order)
-    if framing is not None:
-        on_link = [float(framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
-        flows = flows._replace(nbytes=np.asarray(on_link))
-    start, end = run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)
+    if framing is None:
+        return flows
+    on_link = [float(framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
+    return flows._replace(nbytes=np.asarray(on_link))
+
+
+def _of_flows(
+    schedule: Schedule,
+    size: Fraction,
+    model: LinkModel,
+    framing: Framing | None,
+    costs: ExecutionCosts,
+    charge: Fraction,
+    flows: Flows,
+    ends: tuple[np.ndarray, np.ndarray],
+) -> Timeline:
+    """The run of messages that share links fairly, by the seconds of their starts and arrivals."""
+    start, end = ends
     count = np.diff(flows.ptr)
     # A hop begins and ends with its message, and occupies its link for its share of that time.
     serial = np.repeat(flows.nbytes, count) / schedule.topology.bandwidth[flows.link]

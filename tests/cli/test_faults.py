@@ -138,7 +138,7 @@ def test_bounds_of_a_root(capsys):
 def test_one_rank_has_nothing_to_wait_for(capsys):
     code, out, err = called(capsys, "expect", "ring:1")
     assert (code, err) == (0, "")
-    assert "at best 0 ns; 100 % of that speed would be reached" in out
+    assert "at best 0 ns; the model reaches 100 % of that speed" in out
 
 
 def test_a_warning_is_told_once(capsys):
