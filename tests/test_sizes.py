@@ -30,7 +30,10 @@ EXEMPT = {
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
-    "jaxcoll/simulation/fair_flows.py": {"_run": "a loop over events, all of whose state it holds"},
+    "jaxcoll/simulation/fair_flows.py": {
+        "_run": "a loop over events, all of whose state it holds",
+        "_run_ready": "a loop over events, all of whose state it holds",
+    },
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_steps.py": {"_largest_shares": KERNEL},

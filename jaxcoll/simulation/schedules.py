@@ -12,7 +12,7 @@ without any floats, tells whether it does.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def _run(
     edge = schedule.edge[message_ptr[:-1]]
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     if costs is not None and costs.order.waits:
-        return _in_order(schedule, size, by, framing, costs, charge)
+        return _in_order(_OnMachine(schedule, size, by, framing, costs, charge))
     hop_ptr, hop_link = schedule.edges.paths_of(edge)
     # Without sends, as for groups of one rank, the number of chunks may be arbitrary.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
@@ -118,7 +118,7 @@ def _run(
     places = kernels.places_of(*columns, schedule.topology.num_ranks, chunks)
     is_fair = costs is not None and costs.is_forwarded and by.is_linear and not by.alpha_occupies
     if costs is not None and is_fair and _needs_shares(schedule, edge, hop_ptr, hop_link):
-        return _by_connections(schedule, size, by, framing, costs, charge, places)
+        return _by_connections(_OnMachine(schedule, size, by, framing, costs, charge), places)
     found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
     start = np.zeros(len(hop_link), np.int64)
     hops, num_links = by.hops(hop_ptr, hop_link, found), schedule.topology.num_links
@@ -136,27 +136,36 @@ def _run(
     return Timeline(schedule, size, by.name, found.clock, hops, start, framing, charge)
 
 
-def _in_order(
-    schedule: Schedule,
-    size: Fraction,
-    model: LinkModel,
-    framing: Framing | None,
-    costs: ExecutionCosts,
-    charge: Fraction,
-) -> Timeline:
+class _OnMachine(NamedTuple):
+    """A run on a machine whose messages share links: the arguments of ``simulate``, and a charge.
+
+    Attributes:
+        schedule: as the machine sends it.
+        charge: seconds that the machine charges.
+    """
+
+    schedule: Schedule
+    size: Fraction
+    model: LinkModel
+    framing: Framing | None
+    costs: ExecutionCosts
+    charge: Fraction
+
+
+def _in_order(run: _OnMachine) -> Timeline:
     """The run of a machine whose ranks go through blocks one after the other.
 
     Raises:
         ScheduleError: the model is a law.
     """
-    if not model.is_linear:
+    if not run.model.is_linear:
         raise ScheduleError(
-            f"link model {model.name!r} is a law of messages that links serve one by one, and in "
-            f"order {costs.order.name!r} the messages of a block share links; leave one out"
+            f"link model {run.model.name!r} is a law of messages that links serve one by one, and "
+            f"in order {run.costs.order.name!r} the messages of a block share links; leave one out"
         )
-    flows = _framed_flows(schedule, size, framing, costs)
-    ends = run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)
-    return _of_flows(schedule, size, model, framing, costs, charge, flows, ends)
+    flows = _framed_flows(run)
+    ends = run_in_order(run.schedule.topology, flows, half_duplex=run.costs.half_duplex)
+    return _of_flows(run, flows, *ends)
 
 
 # Beyond so many sends times connections, fair shares take too long to compute while a program is
@@ -177,21 +186,13 @@ def _needs_shares(
     return bool((np.bincount(np.unique(on_link, axis=1)[0]) > 1).any())
 
 
-def _by_connections(
-    schedule: Schedule,
-    size: Fraction,
-    model: LinkModel,
-    framing: Framing | None,
-    costs: ExecutionCosts,
-    charge: Fraction,
-    places: kernels.Places,
-) -> Timeline:
+def _by_connections(run: _OnMachine, places: kernels.Places) -> Timeline:
     """The run of processes that have a connection for every edge; connections share links fairly.
 
     A receiver can use each chunk of a message as soon as that has arrived, before the message ends,
     and those that it sends on soonest come first.
     """
-    messages = _framed_flows(schedule, size, framing, costs)
+    messages, schedule = _framed_flows(run), run.schedule
     first, edge = schedule.message_ptr, schedule.edge
     weight, _ = common_parts(schedule.collective)
     part = weight[schedule.chunk]
@@ -205,8 +206,7 @@ def _by_connections(
     urgency = _urgency(schedule, places)
     start, end = run_when_ready(schedule.topology, rows, first, urgency, places, needed)
     at = first[:-1]
-    ends = np.minimum.reduceat(start, at), np.maximum.reduceat(end, at)
-    return _of_flows(schedule, size, model, framing, costs, charge, messages, ends)
+    return _of_flows(run, messages, np.minimum.reduceat(start, at), np.maximum.reduceat(end, at))
 
 
 def _urgency(schedule: Schedule, places: kernels.Places) -> tuple[np.ndarray, ...]:
@@ -231,28 +231,18 @@ def _urgency(schedule: Schedule, places: kernels.Places) -> tuple[np.ndarray, ..
     )
 
 
-def _framed_flows(
-    schedule: Schedule, size: Fraction, framing: Framing | None, costs: ExecutionCosts
-) -> Flows:
-    flows = flows_of(schedule, float(size), costs.order)
-    if framing is None:
+def _framed_flows(run: _OnMachine) -> Flows:
+    """The messages, as long as they are on links."""
+    flows = flows_of(run.schedule, float(run.size), run.costs.order)
+    if run.framing is None:
         return flows
-    on_link = [float(framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
+    on_link = [float(run.framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
     return flows._replace(nbytes=np.asarray(on_link))
 
 
-def _of_flows(
-    schedule: Schedule,
-    size: Fraction,
-    model: LinkModel,
-    framing: Framing | None,
-    costs: ExecutionCosts,
-    charge: Fraction,
-    flows: Flows,
-    ends: tuple[np.ndarray, np.ndarray],
-) -> Timeline:
-    """The run of messages that share links fairly, by the seconds of their starts and arrivals."""
-    start, end = ends
+def _of_flows(run: _OnMachine, flows: Flows, start: np.ndarray, end: np.ndarray) -> Timeline:
+    """The timeline of messages by the seconds of their starts and arrivals."""
+    schedule, costs = run.schedule, run.costs
     count = np.diff(flows.ptr)
     # A hop begins and ends with its message, and occupies its link for its share of that time.
     serial = np.repeat(flows.nbytes, count) / schedule.topology.bandwidth[flows.link]
@@ -264,7 +254,8 @@ def _of_flows(
     begin, delay = np.repeat(begin, count), np.repeat(until - begin, count)
     case = np.arange(len(busy), dtype=np.int32)
     hops = kernels.Hops(flows.ptr, flows.link.astype(np.int32), case, busy, delay)
-    return Timeline(schedule, size, model.name, clock, hops, begin, framing, charge, costs.order)
+    known = run.framing, run.charge, costs.order
+    return Timeline(schedule, run.size, run.model.name, clock, hops, begin, *known)
 
 
 def _queues(
