@@ -153,8 +153,13 @@ def lengths_of(topology: Topology, needs: Needs, flows: int) -> Iterator[tuple[n
 
 
 def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
-    """Lengths of 1 along one dimension, for each dimension of a grid with unequal sides."""
-    placement = topology.placement
+    """Lengths of 1 along one dimension, for each dimension of a grid with unequal sides.
+
+    Without some links or ranks it is not a grid any more, but its sides bound it as well.
+    """
+    placement, number = topology.placement, np.arange(topology.num_vertices)
+    if placement is None:
+        placement, number = topology.whole.placement, topology.whole_vertices
     if placement is None or not topology.is_direct:
         return
     grid = placement.grid
@@ -164,7 +169,7 @@ def _along_dimensions(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
     at[np.asarray(placement.ranks)] = grid.coordinates()
     for dim, side in enumerate(grid.shape):
         if side > 1:
-            lengths = at[topology.src, dim] != at[topology.dst, dim]
+            lengths = at[number[topology.src], dim] != at[number[topology.dst], dim]
             yield lengths.astype(float), f"links along the dimension of {side}"
 
 

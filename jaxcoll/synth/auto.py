@@ -52,6 +52,10 @@ _GUESSED, _TRUSTED = 0.8, 0.995
 _FAR = 1.05
 # Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
 _HEAVY = 4 * _COSTLY
+# Weight of the first try of an algorithm that has sums and copies at once, on more than 128 ranks:
+# beside a slow link these take up to half the time of two phases, whose second tries would use up
+# all work.
+_JOINT = 0.3
 # Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
 _SEND_SECONDS = 1e-6
 # Sends of all ranks that the default lists at most; and where one rank's would do, in about 2 GB.
@@ -437,6 +441,10 @@ class _Race:
         # The cheapest first, and of two of equal work the one that its times so far say is closer
         # to the bound: a good schedule found early ends the race for most others.
         slow = max(1.0, climb.next / self.goal) if climb.tried else 1.0
+        kind = self.problem.collective.traits
+        is_joint = kind.has_phases and climb.synthesizer.solves(kind.name)
+        if self.is_large and is_joint and not climb.tried:
+            slow *= _JOINT
         return slow * climb.synthesizer.put_off * self.work_of(climb)
 
     def work_of(self, climb: _Climb, count: int | None = None) -> float:

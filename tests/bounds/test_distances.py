@@ -143,3 +143,11 @@ def test_links_that_are_all_loaded_alike_have_no_lengths_below_0(monkeypatch, ra
     np.testing.assert_allclose(found, found[0])
     least = bound(topology, "all_to_all", 2**30).time
     assert least == pytest.approx(2**30 * (ranks - 1) / ranks / 50e9)
+
+
+@pytest.mark.parametrize("lost", [{"links": [(64, 128), (128, 64)]}, {"ranks": [64]}])
+def test_a_torus_with_a_fault_is_bounded_by_its_longest_sides(lost):
+    """Without a wire of its shortest side, data still cross the middle of the others."""
+    whole = topologies.torus(4, 8, 8)
+    least = bound(whole, "all_to_all", 2**26).time
+    assert bound(whole.without(**lost), "all_to_all", 2**26).time >= 0.99 * least

@@ -21,6 +21,7 @@ from jaxcoll.synth import (
     BUCKET_BYTES,
     REGISTRY,
     SYNTHESIZERS,
+    Bfb,
     Bucket,
     Direct,
     Exchange,
@@ -490,6 +491,17 @@ def test_what_takes_long_is_not_tried_where_little_is_left_to_gain():
     assert not race._may_win(climb, race.seconds)
     race.goal = race.seconds / 1.06
     assert race._may_win(climb, race.seconds)
+
+
+@pytest.mark.parametrize(("side", "is_first"), [(12, True), (8, False)])
+def test_on_many_ranks_joint_trees_come_before_more_chunks_of_two_phases(side, is_first):
+    """Two phases with several numbers of chunks would leave them no work on a thousand ranks."""
+    network = torus(side, side).without(ranks=[side + 5])
+    problem = Problem(network, Collective("all_reduce", network.num_ranks))
+    race = _Race(Portfolio(MIB), problem, None)
+    both = race._price(_Climb(JointTrees(), (1,)))
+    phases = race._price(_Climb(Bfb(), (2,)))
+    assert (both < phases) is is_first
 
 
 def test_what_costs_little_is_tried_all_the_same():

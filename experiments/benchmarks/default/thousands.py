@@ -3,7 +3,8 @@
 A row for every network, collective and size, printed as it comes, each in a process of its own: the
 memory is the most that the process ever had. CPU seconds are those of ``jc.synthesize``, with its
 proof. A case that is refused, or killed, or takes more than its seconds on the clock, has a row
-that says so. With ``--orbits`` schedules are those of ``jc.synthesize_orbit``, by the sends of one
+that says so. With ``--faults`` a wire of each network is slow or lost, or a host is. With
+``--orbits`` schedules are those of ``jc.synthesize_orbit``, by the sends of one
 rank, and the rows are of another table. ``--record`` adds the rows to ``thousands.json``, each as
 it comes, and writes the tables of ``docs/thousands.md``.
 """
@@ -17,7 +18,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from experiments import recording
 from experiments.study import describe_machine
@@ -46,6 +50,54 @@ NETWORKS: Mapping[str, Callable[[int], Topology]] = {
     "dragonfly": lambda n: topologies.dragonfly(round(n**0.5), round(n**0.5)),
     "fat-tree": lambda n: topologies.fat_tree(4, _LEVELS[n]),
 }
+
+
+def _wire(network: Topology) -> tuple[int, int]:
+    """The slowest wire of a rank in the middle; if it has only one, one of its switch upwards."""
+    at = network.num_ranks // 2
+    links = np.flatnonzero(network.src == at)
+    if len(links) == 1:
+        at = int(network.dst[links[0]])
+        links = np.flatnonzero((network.src == at) & (network.dst >= network.num_ranks))
+    return at, int(network.dst[links[network.bandwidth[links].argmin()]])
+
+
+def _slow(network: Topology) -> Topology:
+    u, v = _wire(network)
+    return network.scaled({(u, v): Fraction(1, 5), (v, u): Fraction(1, 5)})
+
+
+def _cut(network: Topology) -> Topology:
+    u, v = _wire(network)
+    return network.without(links=[(u, v), (v, u)])
+
+
+def _smaller(network: Topology) -> Topology:
+    middle = network.num_ranks // 2
+    names = network.vertex_names
+    return network.without(ranks=[names[middle].partition(" rank")[0] if names else middle])
+
+
+# What happens to a network; ranks are one if the network has no hosts.
+FAULTS: Mapping[str, Callable[[Topology], Topology]] = {
+    "none": lambda network: network,
+    "slow-wire": _slow,
+    "lost-wire": _cut,
+    "lost-host": _smaller,
+}
+
+
+def case_name(network: str, fault: str) -> str:
+    """The name of a network with a fault in rows."""
+    return network if fault == "none" else f"{network}, {fault}"
+
+
+def network_called(name: str, ranks: int) -> Topology:
+    """The network of a row, that had so many ranks before its fault."""
+    network, _, fault = name.partition(", ")
+    return FAULTS[fault or "none"](NETWORKS[network](ranks))
+
+
 COLLECTIVES = (*names_in("lax"), "broadcast", "reduce")
 CASE = ("network", "ranks", "collective", "size")
 SIZES = {"1 KiB": 2**10, "1 MiB": 2**20, "64 MiB": 2**26, "1 GiB": 2**30}
@@ -55,7 +107,7 @@ def measure(
     network: str, ranks: int, kind: str, size: str, by_orbits: bool = False
 ) -> dict[str, Any]:
     """The row of one case, in this process."""
-    topology, nbytes = NETWORKS[network](ranks), SIZES[size]
+    topology, nbytes = network_called(network, ranks), SIZES[size]
     make = synthesize_orbit if by_orbits else synthesize
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", SearchWarning)
@@ -80,9 +132,10 @@ def measure(
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for every case, measured in a process of its own."""
     cases = (
-        (network, ranks, kind, size)
+        (case_name(network, fault), ranks, kind, size)
         for ranks in options.ranks
         for network in options.networks
+        for fault in options.faults
         for kind in options.collectives
         for size in options.sizes
     )
@@ -126,7 +179,8 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
-    lists = (list(NETWORKS), list(RANKS), list(COLLECTIVES), list(SIZES))
+    names = [case_name(network, fault) for network in NETWORKS for fault in FAULTS]
+    lists = (names, list(RANKS), list(COLLECTIVES), list(SIZES))
     network, ranks, kind, size = (
         listed.index(row[part]) for listed, part in zip(lists, CASE, strict=True)
     )
@@ -138,6 +192,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="thousands", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", choices=RANKS, default=RANKS[:2])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=["none"])
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["64 MiB"])
     parser.add_argument("--seconds", type=float, default=600.0, help="of a row (%(default)s)")

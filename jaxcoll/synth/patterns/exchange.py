@@ -5,6 +5,8 @@ each of 3 ranks the 2 chunks for that rank's column. Each rank then passes on, a
 chunks for the other rank there: that takes 4 messages instead of 7. No link carries more than it
 must, since every message takes the shortest way along its line. The columns would idle while the
 rows work, so half of the chunks go along the columns first.
+
+If a link of the grid is slow or gone, or a rank is, the chunks that would cross it take detours.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.kinds import those
 from jaxcoll.numerics.ragged import take_rows
@@ -27,6 +30,8 @@ from jaxcoll.synth.building.grids import (
     is_all_at_once,
     rank_grid_of,
 )
+from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.routing.detours import PathSends, led_around, links_left
 from jaxcoll.topology import Topology
 
 _TURNS = 24  # turns in which chunks are dealt to orders of dimensions
@@ -45,7 +50,8 @@ class Exchange(Synthesizer):
     not wait for chunks to forward.
 
     A chunk is sent at most once per dimension, which keeps schedules of thousands of ranks small.
-    Networks and groups must be grids, as for ``BlueConnect``.
+    Networks and groups must be grids, as for ``BlueConnect``, or have been grids before links and
+    ranks failed: the chunks whose ways cross a fault go around it (``routing.detours``).
     """
 
     name: ClassVar[str] = "exchange"
@@ -59,7 +65,7 @@ class Exchange(Synthesizer):
         Raises:
             TopologyError: the network is not a grid.
         """
-        grid = rank_grid_of(problem.topology, self.name).grid
+        grid = rank_grid_of(self._grid_network(problem.topology), self.name).grid
         dimensions = sum(side > 1 for side in grid.shape)
         return 2 * IN_BLOCKS * dimensions * problem.sends
 
@@ -70,35 +76,87 @@ class Exchange(Synthesizer):
             TopologyError: the network is not a grid.
             CollectiveError: groups that are not subgrids of this grid.
         """
-        rank_grid = rank_grid_of(topology, self.name)
-        dims = group_dimensions(rank_grid, collective, self.name)
-        pair, edges = _edges(topology, rank_grid, dims)
-        seconds = _seconds(topology, rank_grid, dims, edges)
-        chunk, step, at = _sends(rank_grid, dims, seconds, collective)
+        whole = self._grid_network(topology)
+        rank_grid = rank_grid_of(whole, self.name)
+        dims = self._dimensions(whole, rank_grid, collective)
+        pair, edges = _edges(whole, rank_grid, dims)
+        load, speed = _usual(whole, rank_grid, dims, edges)
+        seconds = np.asarray([(load[d] / speed).max() / rank_grid.grid.shape[d] for d in dims])
+        chunk, step, at = _sends(rank_grid, dims, seconds, collective, _numbers(topology, whole))
         edge = np.searchsorted(pair, at)
-        # The longest ways leave first, so that chunks to forward arrive while a link serves its own
-        # rank's. Among equals, sends to the next rank leave first, so that all ranks send to
-        # different ones at any time.
-        ahead = (edges.dst - edges.src) % topology.num_ranks
-        place = np.empty(len(edges), np.int64)
-        place[np.lexsort((ahead, -edges.hops))] = np.arange(len(edges))
-        order = np.lexsort((chunk, place[edge], step))
-        return Schedule.from_sends(
-            topology, collective, step[order], edge[order], chunk[order], edges=edges
-        )
+        left = np.arange(topology.num_links) if whole is topology else links_left(topology)
+        found = PathSends(edges.path_ptr, left[edges.path_link], edge, chunk, step)
+        usual = topology.bandwidth.copy()
+        usual[left[left >= 0]] = speed[left >= 0]
+        return _in_order(topology, collective, led_around(topology, collective, found, usual))
+
+    def _grid_network(self, topology: Topology) -> Topology:
+        """The network itself, or the whole network before its faults if only that is a grid.
+
+        Raises:
+            TopologyError: it never was a grid.
+        """
+        try:
+            rank_grid_of(topology, self.name)
+        except TopologyError:
+            if topology.whole is topology:
+                raise
+            return topology.whole
+        return topology
+
+    def _dimensions(
+        self, whole: Topology, rank_grid: RankGrid, collective: Collective
+    ) -> tuple[int, ...]:
+        """The dimensions in which members of a group differ."""
+        if collective.num_ranks == whole.num_ranks:
+            return group_dimensions(rank_grid, collective, self.name)
+        check_everyone(collective, f"{self.name} on a grid without some ranks")
+        return tuple(d for d, side in enumerate(rank_grid.grid.shape) if side > 1)
+
+
+def _numbers(topology: Topology, whole: Topology) -> np.ndarray:
+    """The number of each rank in the network that is a grid, int64 of shape (ranks,)."""
+    vertices = np.arange(topology.num_ranks) if whole is topology else topology.whole_vertices
+    return vertices[: topology.num_ranks]
+
+
+def _in_order(topology: Topology, collective: Collective, sends: PathSends) -> Schedule:
+    """The schedule in which the longest ways of a step leave first.
+
+    So chunks to forward arrive while a link serves its own rank's. Among equals, sends to the next
+    rank leave first, so that all ranks send to different ones at any time.
+    """
+    edges = Edges.along(topology, sends.path_ptr, sends.path)
+    ahead = (edges.dst - edges.src) % topology.num_ranks
+    place = np.empty(len(edges), np.int64)
+    place[np.lexsort((ahead, -edges.hops))] = np.arange(len(edges))
+    order = np.lexsort((sends.chunk, place[sends.edge], sends.step))
+    return Schedule.from_sends(
+        topology,
+        collective,
+        sends.step[order],
+        sends.edge[order],
+        sends.chunk[order],
+        edges=edges,
+    )
 
 
 def _sends(
-    rank_grid: RankGrid, dims: tuple[int, ...], seconds: np.ndarray, collective: Collective
+    rank_grid: RankGrid,
+    dims: tuple[int, ...],
+    seconds: np.ndarray,
+    collective: Collective,
+    number: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chunk, phase and pair of ranks (src * ranks + dst) of every send.
+    """Chunk, phase and pair of ranks of the grid (src * ranks + dst) of every send.
 
     Args:
-        seconds: see ``_seconds``.
+        seconds: for which chunks of all pairs of a line occupy its busiest link, by dimension.
+        number: rank of the grid that each rank is.
     """
     grid, ranks, traits = rank_grid.grid, rank_grid.ranks, collective.traits
     index = _index_of(rank_grid)
-    src, dst = (index[collective.ends(end)] for end in (traits.before, traits.after))
+    src, dst = (index[number[collective.ends(end)]] for end in (traits.before, traits.after))
     chunk = np.flatnonzero(src != dst)
     src, dst = src[chunk], dst[chunk]
     # The first dimension of each chunk is dealt so that each dimension has its share of the data
@@ -133,21 +191,27 @@ def _deal(seconds: np.ndarray) -> np.ndarray:
     return np.asarray(turns)
 
 
-def _seconds(
+def _usual(
     topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...], edges: Edges
-) -> np.ndarray:
-    """Seconds for which all chunks, of one byte each, occupy the busiest link of every dimension.
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """How often all edges cross each link, by dimension; and how fast most links of its kind are.
+
+    Links of a dimension that are crossed equally often are of one kind. A single slow link changes
+    nothing here: chunks are led around it.
 
     Args:
         edges: see ``_edges``.
     """
-    grid, seconds = rank_grid.grid, []
-    at = grid.coordinates()[_index_of(rank_grid)]
+    at = rank_grid.grid.coordinates()[_index_of(rank_grid)]
     along = np.repeat((at[edges.src] != at[edges.dst]).argmax(axis=1), edges.hops)
+    load, speed = {}, topology.bandwidth.copy()
     for dim in dims:
-        load = np.bincount(edges.path_link[along == dim], minlength=topology.num_links)
-        seconds.append((load / topology.bandwidth).max() / grid.shape[dim])
-    return np.asarray(seconds)
+        links = edges.path_link[along == dim]
+        load[dim] = np.bincount(links, minlength=topology.num_links)
+        for times in np.unique(load[dim][links]):
+            same = load[dim] == times
+            speed[same] = np.median(topology.bandwidth[same])
+    return load, speed
 
 
 def _index_of(rank_grid: RankGrid) -> np.ndarray:

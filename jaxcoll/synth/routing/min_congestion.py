@@ -139,7 +139,7 @@ class MinCongestion(Synthesizer):
         ones = np.ones(len(target), np.int64)
         into = route(
             ptr, link, src, dst, busy, delay, source, target, ones, batch_ptr, self.passes,
-            self.power,
+            self.power, np.zeros(topology.num_links, np.int64),
         )  # fmt: skip
         return order, sends_along(into, src, topology.num_ranks, source, target, batch_ptr)
 
@@ -213,7 +213,19 @@ _FAR = np.int64(2**62)
 
 @kernel(cache=True, nogil=True, superlinear=True)
 def route(
-    ptr, link, link_src, link_dst, busy, delay, source, target, weight, batch_ptr, passes, power
+    ptr,
+    link,
+    link_src,
+    link_dst,
+    busy,
+    delay,
+    source,
+    target,
+    weight,
+    batch_ptr,
+    passes,
+    power,
+    load,
 ):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
@@ -238,13 +250,13 @@ def route(
         batch_ptr: batch b has the chunks ``batch_ptr[b]..batch_ptr[b + 1] - 1``.
         passes: at least 1.
         power: at least 0.
+        load: ticks for which other chunks occupy each link; the load of these is added.
 
     Returns:
         int32 of shape (batches, vertices), -1 where no link leads.
     """
     vertices = len(ptr) - 1
     into = np.full((len(source), vertices), -1, np.int32)
-    load = np.zeros(len(busy), np.int64)
     cost = np.empty(vertices, np.int64)
     price, ratio = np.empty(len(busy), np.float64), np.empty(len(busy), np.float64)
     key, item = np.empty(len(link) + 1, np.int64), np.empty(len(link) + 1, np.int64)

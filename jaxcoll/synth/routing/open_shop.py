@@ -154,7 +154,8 @@ class OpenShop(Synthesizer):
         # On a tree, such as a switch with its ranks, there is only one path to each rank.
         passes = 1 if topology.num_links == 2 * (topology.num_vertices - 1) else self.passes
         into = route(
-            ptr, link, src, dst, busy, delay, source, target, weight, batch_ptr, passes, self.power
+            ptr, link, src, dst, busy, delay, source, target, weight, batch_ptr, passes, self.power,
+            np.zeros(topology.num_links, np.int64),
         )  # fmt: skip
         is_parted = not topology.is_direct or len(order) * mean_hops(topology) <= _MOST_PARTED
         parting = topology.num_ranks if is_parted else 0

@@ -29,6 +29,20 @@ def test_every_network_has_the_ranks_that_it_is_asked_for():
         assert make(256).num_ranks == 256
 
 
+def test_a_fault_is_in_the_middle_and_spares_other_hosts():
+    slow, cut, less = (
+        thousands.network_called(f"rails, {fault}", 256)
+        for fault in ("slow-wire", "lost-wire", "lost-host")
+    )
+    assert str(slow.losses) == "host 16 rank 0-rail 0 at 0.2"
+    assert str(cut.losses) == "less host 16 rank 0-rail 0"
+    assert (less.num_ranks, less.losses.ranks) == (248, tuple(range(128, 136)))
+    for name in thousands.NETWORKS:
+        for fault in thousands.FAULTS:
+            left = thousands.network_called(thousands.case_name(name, fault), 256)
+            assert bool(left.losses) == (fault != "none")
+
+
 def test_a_row_that_takes_too_long_says_so():
     options = argparse.Namespace(
         ranks=[256],
@@ -37,6 +51,7 @@ def test_a_row_that_takes_too_long_says_so():
         sizes=["1 MiB"],
         seconds=0.01,
         orbits=False,
+        faults=["none"],
     )
     (row,) = thousands.rows(options)
     assert row["refused"] == "took more than 0.01 s"
@@ -45,7 +60,7 @@ def test_a_row_that_takes_too_long_says_so():
 def test_a_row_whose_process_dies_is_followed_by_the_next(monkeypatch):
     options = argparse.Namespace(
         ranks=[256], networks=["rails"], collectives=["broadcast", "reduce"], sizes=["1 MiB"],
-        seconds=60, orbits=True,
+        seconds=60, orbits=True, faults=["none"],
     )  # fmt: skip
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     run = thousands.subprocess.run
