@@ -237,7 +237,7 @@ def test_refusals(call, said):
 
 def test_missing_tools_are_named(monkeypatch):
     monkeypatch.setattr(emulation.shutil, "which", lambda name, path=None: None if path else name)
-    with pytest.raises(TopologyError, match=r"by ip; install iproute2"):
+    with pytest.raises(TopologyError, match=r"program ip; install iproute2"):
         emulate(TWO_SPEEDS, ["true"])
 
 

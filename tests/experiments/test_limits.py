@@ -45,7 +45,7 @@ def test_values_at_their_limits_are_taken():
         ({"share": 0}, "cases.share must be above 0, got 0"),
         ({"share": float("inf")}, "cases.share must be above 0, got inf"),
         ({"gap": float("nan")}, "cases.gap must be at least 0, got nan"),
-        ({"names": []}, "needs cases.names"),
+        ({"names": []}, "cases.names must not be empty"),
         ({"names": ["ring", "star"]}, "unknown cases.names 'star'; known: ring, tree"),
         ({"chunks": {"x": 2, "y": 1}}, "cases.chunks.y must be at least 2, got 1"),
     ],

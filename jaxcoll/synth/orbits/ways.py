@@ -12,7 +12,6 @@ import dataclasses
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.csgraph import dijkstra
 
 from jaxcoll.orbits import Translations
 from jaxcoll.paths import Edges, shortest_routes
@@ -87,7 +86,7 @@ def _tree(where: Translations, cost: np.ndarray) -> np.ndarray:
     pair, first = np.unique(key[order], return_index=True)
     link = order[first]
     matrix = sp.csr_array((cost[link], (topology.src[link], topology.dst[link])), (size, size))
-    _, above = dijkstra(matrix, indices=0, return_predecessors=True)
+    _, above = sp.csgraph.dijkstra(matrix, indices=0, return_predecessors=True)
     into = np.full(size, -1)
     below = np.flatnonzero(above >= 0)
     into[below] = link[np.searchsorted(pair, above[below].astype(np.int64) * size + below)]
@@ -172,7 +171,7 @@ def _level_by_level(where: Translations, pace: np.ndarray, chunks: int) -> Ways:
     n = topology.num_ranks
     ones = np.ones(topology.num_links)
     network = sp.csr_array((ones, (topology.src, topology.dst)), (n, n))
-    hops = dijkstra(network, indices=0, unweighted=True).astype(np.int64)
+    hops = sp.csgraph.dijkstra(network, indices=0, unweighted=True).astype(np.int64)
     ptr, link = topology.in_links
     kind = where.class_of_link
     load = [0.0] * (int(kind.max()) + 1)

@@ -20,6 +20,7 @@ from jaxcoll.synth import (
     SYNTHESIZERS,
     JointTrees,
     MiddleTrees,
+    Orbits,
     Portfolio,
     Synthesizer,
     synthesize,
@@ -31,7 +32,7 @@ from jaxcoll.topology import Topology
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
 # For tiny networks, until time runs out: no baselines.
 SEARCHES = {"step_milp", "sccl"}
-PARTIAL = (JointTrees, MiddleTrees)  # of some networks only
+PARTIAL = (JointTrees, MiddleTrees, Orbits)  # of some networks only
 # The paper's Table IV: heterogeneous, and ranks that differ in the bandwidth they have.
 HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly", "dgx-h100"}
 

@@ -180,7 +180,7 @@ def test_settings_that_are_refused():
         ("networks=[ring-5]", "unknown networks 'ring-5'"),
         ("synthesizers=[blind]", "unknown synthesizers 'blind'"),
         ("chunks=[2,1]", "chunks must rise"),
-        ("sizes=[]", "needs sizes"),
+        ("sizes=[]", "sizes must not be empty"),
     ):
         with pytest.raises(ConfigError, match=said):
             configure(["experiment=collbench", setting])

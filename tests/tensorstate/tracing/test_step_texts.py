@@ -25,7 +25,7 @@ def step(params, x):
 
 
 def test_a_missing_argument_is_told_in_a_line():
-    with pytest.raises(PlanError, match=r"given: dict of float32\[4\], .*, and 56 more\)"):
+    with pytest.raises(PlanError, match=r"given: dict of float32\[4\], .*, and 56 more"):
         tensorstate.trace(step, (DEEP,))
 
 
