@@ -300,6 +300,25 @@ def test_moments_of_one_state_are_sharded_as_its_parameters():
     assert line.endswith("per device, sharded as the parameters")
 
 
+def test_factored_moments_are_listed_only_where_they_are_not_as_the_parameters():
+    """Adafactor keeps rows and columns of a matrix, which have not the sizes of a parameter."""
+
+    def step(params, state, x):
+        value, gradient = jax.value_and_grad(lambda w: jnp.square(jnp.tanh(x @ w)).mean())(params)
+        rows = 0.9 * state["rows"] + jnp.square(gradient).mean(1)
+        return params - gradient / jnp.sqrt(rows)[:, None], {"rows": rows}, value
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 16), (64,), (8, 64))]
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    for spec, end in {jax.P(): "parameters", jax.P("x"): ", but for"}.items():
+        pins = {"params": jax.P(), "state/rows": spec}
+        plan = search(
+            step, (args[0], {"rows": args[1]}, args[2]), mesh={"x": 4}, network=network, pin=pins
+        )
+        (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
+        assert line.endswith(end)
+
+
 def test_explain(plan):
     text = plan.explain("params/up")
     assert text.startswith("params/up: parameter of 1.05 MB")
