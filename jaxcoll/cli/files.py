@@ -70,7 +70,7 @@ def open_schedule(path: str, network: Any = None):
         return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
     refuse_network(path)
     found = jc.io.load(path)
-    if not isinstance(found, jc.Schedule | jc.orbits.OrbitSchedule):
+    if not isinstance(found, jc.Schedule):
         raise click.UsageError(
             f"{path} holds a {type(found).__name__}, not a schedule; make one: jaxcoll synth"
         )

@@ -25,7 +25,6 @@ from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, warn_us
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
-from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import LinkModel, link_model, simulate
@@ -58,8 +57,8 @@ _HEAVY = 4 * _COSTLY
 _JOINT = 0.3
 # Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
 _SEND_SECONDS = 1e-6
-# Sends of all ranks that the default lists at most; and where one rank's would do, in about 2 GB.
-_MOST_LISTED, _LISTED_OF_ORBITS = 2**26, 2**24
+# Sends of all ranks that the default lists at most, where those of one rank do not tell the others.
+_MOST_LISTED = 2**26
 # Times of the bound beyond which the user of more than 128 ranks is told what was left out.
 _TOLD = 1.5
 
@@ -303,23 +302,20 @@ def _refuse_unlisted(problem: Problem) -> None:
     """
     topology, kind = problem.topology, problem.collective.traits
     sends = float(problem.sends)
-    if sends <= _LISTED_OF_ORBITS // 8:
+    if sends <= _MOST_LISTED // 8:
         return
     # Chunks of pairs are sent on by every rank on their way.
     if kind.moves and topology.is_direct:
         sends *= mean_hops(topology)
-    is_orbit = not problem.collective.is_grouped and has_orbits(topology, kind)
-    most = _LISTED_OF_ORBITS if is_orbit else _MOST_LISTED
-    if sends > most:
-        other = (
-            "jc.synthesize_orbit, or --orbit on the command line, lists those of one rank"
-            if is_orbit
-            else "take fewer ranks or smaller groups"
-        )
-        raise CollectiveError(
-            f"{problem.collective} has at least {sends:.3g} sends, more than the {most:.3g} that "
-            f"the default lists; {other}"
-        )
+    if sends <= _MOST_LISTED:
+        return
+    if not problem.collective.is_grouped and has_orbits(topology, kind):
+        return
+    raise CollectiveError(
+        f"{problem.collective} has at least {sends:.3g} sends, more than the {_MOST_LISTED:.3g} "
+        f"that the default lists, and the network does not look the same from every rank, so that "
+        f"those of one rank would do; take fewer ranks or smaller groups"
+    )
 
 
 def _too_short(problem: Problem, needed: float) -> CollectiveError:
@@ -589,6 +585,6 @@ class _Race:
         )
 
 
-def chosen_by_auto(schedule: Schedule | OrbitSchedule) -> str:
+def chosen_by_auto(schedule: Schedule) -> str:
     """The synthesizer whose schedule auto took; empty if auto did not make it."""
     return str(schedule.provenance.certificate.get("synthesizer", ""))
