@@ -59,6 +59,9 @@ _JOINT = 0.3
 _SEND_SECONDS = 1e-6
 # Sends of all ranks that the default lists at most, where those of one rank do not tell the others.
 _MOST_LISTED = 2**26
+# Sends of one chunk per shard beyond which no candidate that lists them is tried beside a schedule
+# that does not: a gigabyte, and minutes.
+_LISTED_BESIDE = 2**23
 # Times of the bound beyond which the user of more than 128 ranks is told what was left out.
 _TOLD = 1.5
 
@@ -149,7 +152,9 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    Every synthesizer states its own variants. The next candidate is the one of the least work,
+    Every synthesizer states its own variants. One that leads, as ``Orbits`` does on more than 64
+    ranks, is tried before others are asked; they are not where it meets the bound, nor where they
+    would list more than 8,388,608 sends beside it. The next candidate is the one of the least work,
     times how far from the bound its times say that it may be, times how seldom its kind meets a
     bound: a variant with its fewest chunks, or one that may still win with more, as long as those
     gain more than the tolerance. The search ends where the bound is met within the tolerance (where
@@ -227,14 +232,22 @@ class Portfolio(Synthesizer):
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
-        race.finish(self.candidates(problem))
+        makers = self._makers(problem)
+        first = [each for each in makers if each.leads(problem)]
+        race.finish(_climbs(first, problem))
+        # All others list every send, and with thousands of ranks their chunk counts alone take a
+        # minute to compute.
+        is_found = race.schedule is not None and problem.sends > _LISTED_BESIDE
+        if not (race.is_over or is_found):
+            race.finish(_climbs([each for each in makers if each not in first], problem))
         return race.certified()
 
     def candidates(self, problem: Problem) -> list[_Climb]:
-        """The variants to try with their series of chunk counts, each once.
+        """The variants to try with their series of chunk counts, each once."""
+        return _climbs(self._makers(problem), problem)
 
-        A synthesizer named on its own is tried even where auto omits it.
-        """
+    def _makers(self, problem: Problem) -> list[Synthesizer]:
+        """The variants to try; a synthesizer named on its own also where auto omits it."""
         found = []
         for name in self.names or REGISTRY:
             kind = REGISTRY[name]
@@ -242,11 +255,7 @@ class Portfolio(Synthesizer):
             for each in variants:
                 suited = each.suited(problem.topology).with_nbytes(self.nbytes)
                 found += suited.in_order(costs_of(self.execution))
-        return [
-            _Climb(synthesizer, counts)
-            for synthesizer in dict.fromkeys(found)
-            for counts in _counts(synthesizer, problem)
-        ]
+        return list(dict.fromkeys(found))
 
 
 def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) -> Schedule:
@@ -333,6 +342,11 @@ def _counts(synthesizer: Synthesizer, problem: Problem) -> tuple[tuple[int, ...]
     if problem.any_chunks and not problem.has_nothing_to_do:
         return synthesizer.worth_trying(problem)
     return ((problem.collective.chunks_per_shard,),)
+
+
+def _climbs(makers: Sequence[Synthesizer], problem: Problem) -> list[_Climb]:
+    """A climb for every series of chunk counts of some synthesizers."""
+    return [_Climb(maker, counts) for maker in makers for counts in _counts(maker, problem)]
 
 
 class _Race:
