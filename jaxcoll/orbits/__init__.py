@@ -88,8 +88,8 @@ class OrbitSchedule(Schedule):
     """A schedule of all ranks, stored as the sends of rank 0's shard.
 
     It has all that a ``Schedule`` has. The columns ``edges``, ``step_ptr``, ``edge``, ``chunk`` and
-    ``reduce``, and what is computed from them, are listed when first read, and kept; that is
-    refused where there are more than 67,108,864 sends (``expand``).
+    ``reduce`` are listed when first read, and kept; a schedule of more than 67,108,864 sends
+    refuses that (``expand``).
 
     A proof of the orbit (``jc.verify``) proves the whole schedule. Let g be the translation that
     takes rank 0 to rank r. It maps links to links, and the holders of rank 0's chunks, before and

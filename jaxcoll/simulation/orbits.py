@@ -68,7 +68,11 @@ class OrbitTimeline(Timeline):
     def _of_all_ranks(self) -> tuple[kernels.Hops, np.ndarray]:
         """The hops of every message, moved to every rank, and their starts."""
         self.schedule.check_listed()
-        where, one, n = self.schedule.translations, self.orbit_hops, self.schedule.topology.num_ranks
+        where, one, n = (
+            self.schedule.translations,
+            self.orbit_hops,
+            self.schedule.topology.num_ranks,
+        )
         out = _out_of_rank_0(self.schedule)
         # In the order of ``OrbitSchedule.expand``: each message of the orbit by all translations,
         # which take its source to the ranks that send the images.
@@ -119,6 +123,7 @@ def simulate_orbit(
     else:
         queues = _queues(places, hops.link, hop_ptr, out.step_ptr, out.ptr)
         by.loops.run_routed(queues, hops, classes, np.zeros(places.count, np.int32), start)
+    hops = by.answered(schedule.topology, hops, found, start)
     run = (schedule, size, by.name, found.clock)
     return OrbitTimeline(*run, orbit_hops=hops, orbit_start=start)
 

@@ -31,8 +31,8 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.orbits import NAME, synthesize_orbit
 from jaxcoll.topology import Topology
 
-# Up to this number of ranks other synthesizers are as fast, searches take no time, and all sends are
-# listed.
+# Up to this number of ranks other synthesizers are as fast and searches take no time. All sends are
+# listed there.
 _FEW_RANKS = 64
 # Sends of all ranks up to which more chunks than one are tried where a run reads every send: some
 # seconds to list and simulate.
@@ -82,7 +82,7 @@ class Orbits(Synthesizer):
         return ((found.orbit.collective.chunks_per_shard,),)
 
     def work(self, problem: Problem) -> float:
-        """The sends of one rank, on each link of their paths; of all ranks where they are listed."""
+        """The sends of one rank on each link of their paths; of all, where a run reads them."""
         check_everyone(problem.collective, self.name)
         if not _has_many_ranks(problem.topology):
             return problem.hops
