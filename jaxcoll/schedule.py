@@ -258,6 +258,11 @@ class Schedule:
         return np.append(np.flatnonzero(starts), self.num_sends)
 
     @functools.cached_property
+    def messages_in_step(self) -> np.ndarray:
+        """Number of messages of each step, int64 of shape (steps,)."""
+        return np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
+
+    @functools.cached_property
     def helped(self) -> np.ndarray:
         """Whether each send comes to, or passes, a rank outside its group; bool (sends,)."""
         edges, group = self.edges, self.collective.group_of_rank
@@ -322,8 +327,7 @@ class Schedule:
             "messages": f"{self.num_messages:,}",
             "sends": f"{self.num_sends:,}",
         }
-        in_step = np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
-        share = in_step / max(in_step.max(initial=1), 1)
+        share = self.messages_in_step / max(self.messages_in_step.max(initial=1), 1)
         drawing = pictures.bars(share, "messages by step")
         return pictures.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
@@ -384,7 +388,8 @@ class Schedule:
         topology = self.topology.relabel(image)
         edges = self.edges.relabel(image, self.topology.relabel_links(image))
         collective = self.collective.relabel(image)
-        return dataclasses.replace(self, topology=topology, edges=edges, collective=collective)
+        sends = (self.step_ptr, self.edge, self.chunk, self.reduce)
+        return Schedule(topology, collective, edges, *sends, self.provenance)
 
     def with_provenance(self, provenance: Provenance) -> Schedule:
         """The same schedule with another provenance."""

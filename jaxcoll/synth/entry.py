@@ -167,6 +167,6 @@ def synthesize(
     log.info(
         "%s of %d ranks: %s, %d steps, %d sends, proved",
         what.kind, what.num_ranks, schedule.provenance.synthesizer, schedule.num_steps,
-        len(schedule.chunk),
+        schedule.num_sends,
     )  # fmt: skip
     return schedule
