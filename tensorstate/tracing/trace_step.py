@@ -539,14 +539,17 @@ def _multiplied(parts: GraphParts, phase_of: Sequence[Phase], assigned: Sequence
     rows are taken of them and added at nodes.
     """
     tensors = parts.tensors
-    # For results that are computed element by element, the inputs of their size.
+    # For results that are computed element by element, or put beside others row by row as a
+    # coordinate is beside a time, the inputs of their rows.
     made_of = {i: {i} for i, role in enumerate(assigned) if role in ("input", "parameter")}
     found = set[int]()
     for operator, phase in zip(parts.operators, phase_of, strict=True):
         operands = [(use, made_of.get(use.tensor, set())) for use in operator.operands]
-        if operator.kind == "elementwise" and len(operator.operands) == 1:
-            for use in operator.results:
-                made_of[use.tensor] = operands[0][1]
+        is_unary = operator.kind == "elementwise" and len(operator.operands) == 1
+        if is_unary or operator.primitive == "concatenate":
+            for result in operator.results:
+                rows = (made for use, made in operands if use.labels[:1] == result.labels[:1])
+                made_of[result.tensor] = set().union(*rows)
         if operator.kind != "einsum" or phase != "forward" or len(operands) != 2:
             continue
         for (use, inputs), (_, others) in (operands, operands[::-1]):
