@@ -1,8 +1,9 @@
-"""Schedules by orbits with all their sends listed, as every other synthesizer has them.
+"""The synthesizer ``orbits``: schedules by orbits, with the sends of all ranks listed.
 
-The sends of one rank's shard are found in a second. All sends are these, moved to every rank, and a
-listed schedule goes wherever schedules go: into calls, files of runtimes, figures. The number of
-chunks is chosen by the sends of one rank, so that only one schedule is listed.
+``jc.synthesize_orbit`` finds the sends of one rank's shard in a second. The same sends, moved to
+every rank, are an ordinary ``Schedule``, which calls, files of runtimes and figures can take. To
+list them all takes longer than to find them, so the number of chunks is chosen before that, by the
+sends of one rank.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.orbits import NAME, synthesize_orbit
 from jaxcoll.topology import Topology
 
-# Up to this number of ranks other synthesizers are as fast, and searches take no time.
+# Up to this number of ranks other synthesizers find schedules that are as fast, in no time.
 _FEW_RANKS = 64
-# Sends of all ranks up to which more chunks than one are listed: some seconds to list and simulate.
+# A schedule of several chunks per shard may have so many sends: some seconds to list and simulate.
 _MANY_SENDS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Orbits(Synthesizer):
-    """The schedule of ``jc.synthesize_orbit``, with all its sends listed.
+    """The schedule of ``jc.synthesize_orbit``, with the sends of all ranks listed.
 
-    For networks in which translations take rank 0 to every rank, and collectives of all ranks.
+    It is for networks in which translations take rank 0 to every rank, and for collectives of all
+    ranks.
 
     Attributes:
-        nbytes: bytes of a rank's buffer for which to be fast.
+        nbytes: bytes of a rank's buffer for which the schedule is to be fast.
 
     Raises:
         CollectiveError: the bytes are not above 0.
@@ -65,7 +67,7 @@ class Orbits(Synthesizer):
         return problem.topology.num_ranks > _FEW_RANKS
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """The number that is fastest by the sends of one rank; 1 where more are many sends."""
+        """The fastest number by the sends of one rank; 1 if that makes too many sends to list."""
         topology, collective = problem.topology, problem.collective
         if topology.num_ranks <= _FEW_RANKS:
             return super().chunk_counts(problem)
@@ -76,7 +78,7 @@ class Orbits(Synthesizer):
         return ((found.orbit.collective.chunks_per_shard,),)
 
     def work(self, problem: Problem) -> float:
-        """Every send is listed and simulated on each link of its path, and none is searched for."""
+        """Every send is listed, and simulated on each link of its path; no send is searched for."""
         topology, collective = problem.topology, problem.collective
         check_everyone(collective, self.name)
         if topology.num_ranks <= _FEW_RANKS:
