@@ -51,7 +51,7 @@ class Copies:
         """The copies that groups of ranks are, each rank's place being its index in its group.
 
         A switch belongs to the group whose ranks it joins, or to the place whose ranks it joins.
-        In ``one``, the rank of a place copies and adds instead of that switch.
+        In ``one``, the rank of a place copies and adds in place of its switch.
 
         Returns:
             ``None`` where groups have different networks, where there is only one group, and where
