@@ -271,6 +271,7 @@ _BY_WORD = {
     },
 }
 ALL_GATHER = KINDS["all_gather"]
+REDUCE_SCATTER = KINDS["reduce_scatter"]
 
 
 def kind_of(name: object) -> Kind:
