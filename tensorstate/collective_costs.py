@@ -47,7 +47,7 @@ class CollectiveCostModel:
     def send_seconds(self, axis: int, nbytes: int, around: bool = False) -> float:
         """Seconds in which every device but the last sends a buffer to the next along an axis.
 
-        By default those of one of the n - 1 steps in which a ring of n devices gathers n buffers.
+        By default, seconds of one of the n - 1 steps of a ring of n devices that gathers n buffers.
 
         Args:
             axis: number of the mesh axis.
@@ -63,7 +63,7 @@ class CollectiveCostModel:
         return None
 
     def link_groups(self) -> tuple[int, ...]:
-        """By mesh axis a number, the same for axes whose collectives share links."""
+        """A number per mesh axis, the same for axes whose collectives share links."""
         return tuple(range(len(self.mesh.sizes)))
 
 

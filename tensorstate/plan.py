@@ -142,9 +142,9 @@ class Plan:
         """An interactive page, one HTML file that needs nothing else.
 
         From the top: the plan in a sentence; layers by the model's names, with pictures of how
-        their arrays lie on the devices; the dearest collectives, and why they are; compute and
-        links over a step; memory over a step, with the buffers at its peak. A click leads to
-        tensors and operators, and to what other shardings would cost there.
+        their arrays lie on the devices; the most expensive collectives, and who needs them; compute
+        and links over a step; memory over a step, with the buffers at its peak. A click leads to
+        tensors and operators, and to the costs of other shardings.
 
         Args:
             title: the title of the page.
@@ -153,7 +153,7 @@ class Plan:
             names: names of the two plans.
 
         Raises:
-            PlanError: a title or names that are not texts, or another plan that is none.
+            PlanError: a title or names that are not texts, or an ``other`` that is not a plan.
         """
         checks.text(title, "title", PlanError)
         checks.optional(other, checks.instance, Plan, "other", PlanError)

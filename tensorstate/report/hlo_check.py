@@ -278,7 +278,7 @@ class HloComparison:
 
     @property
     def is_explained(self) -> bool:
-        """Whether bytes agree but for floats that a CPU widens, and for what XLA leaves out."""
+        """Whether bytes agree except for floats that a CPU widens and what XLA leaves out."""
         return all(
             row.agrees or row.is_widened or row.is_padded or row.is_less for row in self.rows
         )
