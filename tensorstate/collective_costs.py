@@ -89,7 +89,9 @@ class AlphaBetaCosts(CollectiveCostModel):
         for name, check in (("alpha", checks.nonnegative), ("bandwidth", checks.positive)):
             values = checks.sequence(getattr(self, name), name, PlanError)
             if len(values) != axes:
-                raise PlanError(f"{name} has {len(values)} values for {axes} axes")
+                raise PlanError(
+                    f"{name} has {len(values)} values for {axes} axes; give one for each axis"
+                )
             for i, value in enumerate(values):
                 check(value, f"{name}[{i}]", PlanError)
 
@@ -186,7 +188,10 @@ class ScheduleCosts(CollectiveCostModel):
         device_order = range(n) if device_order is None else device_order
         device_order = checks.integers(device_order, "device_order", PlanError)
         if sorted(device_order) != list(range(n)):
-            raise PlanError(f"device_order must name every rank from 0 to {n - 1} once")
+            raise PlanError(
+                f"device_order must name every rank from 0 to {n - 1} once, got "
+                f"{checks.shown(device_order)}"
+            )
         self.mesh, self.device_order = mesh, device_order
         # Rank device_order[i] of the network is device i: below, ranks are devices.
         self.topology = topology.relabel(np.argsort(device_order))

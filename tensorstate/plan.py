@@ -158,7 +158,9 @@ class Plan:
         checks.text(title, "title", PlanError)
         checks.optional(other, checks.instance, Plan, "other", PlanError)
         if len(checks.sequence(names, "names", PlanError)) != 2:
-            raise PlanError(f"names must be those of two plans, got {checks.shown(names)}")
+            raise PlanError(
+                f"names must be two, of this plan and of the other, got {checks.shown(names)}"
+            )
         plans = (self,) if other is None else (self, other)
         return page(
             title,
@@ -307,7 +309,9 @@ class Plan:
         graph = graph_of(step_fn, args, loops, sizes, context=self.graph.context)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
-            raise PlanError(f"the plan was made for another step: {difference}")
+            raise PlanError(
+                f"the plan was made for another step: {difference}; give that step, or search again"
+            )
 
     def check(
         self,
@@ -465,7 +469,7 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
         asked = Question(problem, strategies, options)
         found = solve_within_limit(asked, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):
-            raise PlanError(f"no plan of {name} fits into the memory")
+            raise PlanError(f"no plan of {name} fits into the memory; give a larger memory_limit")
         return found
 
     strategies, found = best_baseline(problem, name, options, solve, or_free=True)
@@ -483,6 +487,7 @@ def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     # A strategy has a placement per mesh axis, so on other axes it would mean nothing.
     if network.mesh != plan.problem.mesh:
         raise PlanError(
-            f"the plan is for {plan.problem.mesh}, but the network is for {network.mesh}"
+            f"the plan is for {plan.problem.mesh}, but the network is for {network.mesh}; give the "
+            "network of the plan's mesh, or search again"
         )
     return estimate_cost(plan.problem.on(network), plan.decisions)
