@@ -167,8 +167,8 @@ def graph_of(
         return step
     if abstract_args is None:
         raise PlanError(
-            "a step that is a function is traced with abstract_args, and none were given; give the "
-            "step's arguments as a tuple of jax.ShapeDtypeStruct"
+            "abstract_args must be given with a step that is a function; give its arguments as a "
+            "tuple of jax.ShapeDtypeStruct"
         )
     options = _Options(loops=loops, pad_to=pad_to, strict=strict, context=context)
     return _trace(step, abstract_args, options)
