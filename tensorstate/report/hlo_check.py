@@ -98,7 +98,7 @@ def read_hlo(text: str, mesh: MeshShape, lengths: frozenset[int] | None = None) 
     if module.num_partitions != mesh.num_devices:
         raise PlanError(
             f"the program was compiled for {module.num_partitions} devices, but the plan is "
-            f"for a mesh of {mesh.num_devices}"
+            f"for a mesh of {mesh.num_devices}; compile it on plan.make_mesh()"
         )
     walker = _HloWalker(module, mesh, lengths)
     collectives = tuple(walker.visit(module.entry, 1))

@@ -163,10 +163,13 @@ def graph_of(
     """
     if isinstance(step, Graph):
         if abstract_args is not None:
-            raise PlanError("a graph has its arguments; do not give abstract_args again")
+            raise PlanError("a graph has its own arguments; do not give abstract_args with it")
         return step
     if abstract_args is None:
-        raise PlanError("abstract_args must be given with a function")
+        raise PlanError(
+            "abstract_args must be given with a step that is a function; give its arguments as a "
+            "tuple of jax.ShapeDtypeStruct"
+        )
     options = _Options(loops=loops, pad_to=pad_to, strict=strict, context=context)
     return _trace(step, abstract_args, options)
 
@@ -227,8 +230,8 @@ def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None
             checks.integer(number, "a number in updates", PlanError)
         if not (0 <= result < len(results) and 0 <= arg < len(args)):
             raise PlanError(
-                f"updates={dict(updates)}: the step has {len(args)} arguments and "
-                f"{len(results)} results, counted from 0"
+                f"updates={dict(updates)} must map numbers of results to numbers of arguments, "
+                f"counted from 0: the step has {len(args)} arguments and {len(results)} results"
             )
         if difference := leaf_difference(results[result], args[arg]):
             raise PlanError(
@@ -236,7 +239,9 @@ def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None
                 f"dtypes of argument {arg}: {difference}"
             )
     if len(set(updates.values())) < len(updates):
-        raise PlanError(f"updates={dict(updates)}: two results update the same argument")
+        raise PlanError(
+            f"updates={dict(updates)}: two results update the same argument; name one of them"
+        )
 
 
 def _leaf_offsets(trees) -> list[int]:
