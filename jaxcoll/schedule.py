@@ -332,9 +332,9 @@ class Schedule:
         return pictures.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
     def check_claims(self) -> None:
-        """Refuse a collective that is too large to be looked at for the few sends there are.
+        """Refuse a collective that is far too large for the few sends of this schedule.
 
-        Whoever verifies or times a schedule keeps a number for each rank and chunk.
+        Verifying or timing a schedule takes memory for each rank and chunk.
 
         Raises:
             ScheduleError: fewer sends than a collective of millions of chunks takes.
@@ -352,9 +352,9 @@ class Schedule:
     def reverse(self) -> Schedule:
         """The schedule run backwards: of the dual collective, on the transposed topology.
 
-        A complete chunk that was copied becomes a partial sum given away, and the reverse
-        (TACOS, Sec. IV-E, Fig. 11). Sound if this one is, unless it takes chunks to ranks that
-        neither want nor pass them on: run backwards, those have nothing to give.
+        A copy of a complete chunk becomes a partial sum that is given away, and vice versa (TACOS,
+        Sec. IV-E, Fig. 11). The result is correct if this schedule is, unless chunks are sent to
+        ranks that neither want them nor pass them on: backwards, those have nothing to give.
         """
         dual = self.collective.dual()
         # Why a gather backwards is a sum: a rank that was sent a chunk and sent it on to two others

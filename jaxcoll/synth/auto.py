@@ -49,6 +49,9 @@ _CHEAP, _COSTLY = 2**12, _SENDS
 _GUESSED, _TRUSTED = 0.8, 0.995
 # Times of the bound beyond which synthesizers that bounds had set aside are tried, too.
 _FAR = 1.05
+# Times of the bound within which more than 128 ranks try no further candidate: on a thousand each
+# takes seconds, and has at most this to gain.
+_NEAR = 1.02
 # Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
 _HEAVY = 4 * _COSTLY
 # Weight of the first try of an algorithm that has sums and copies at once, on more than 128 ranks:
@@ -443,6 +446,8 @@ class _Race:
         work = self.work_of(climb)
         # With thousands of ranks a try takes as long as all tries with hundreds, for a few percent.
         if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.goal:
+            return False
+        if not climb.tried and self.is_large and self.seconds <= _NEAR * self.goal:
             return False
         return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 

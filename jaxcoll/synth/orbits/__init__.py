@@ -89,13 +89,13 @@ def synthesize_orbit(
     Args:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all, of all ranks.
         nbytes: bytes of a rank's buffer for which the schedule is to be fast; 25 MiB when omitted.
-        chunks: chunks per shard; of 1, 2, 4 and 8 the fastest when omitted.
+        chunks: chunks per shard; the fastest of 1, 2, 4 and 8 when omitted.
 
     Raises:
         CollectiveError: another kind, nbytes not above 0, chunks below 1, a single rank, or ranks
             times chunks above 262,144, or 2**31 chunks of all ranks.
-        TopologyError: no translations of the network are known, or no ways between ranks on which
-            all ranks take equally long.
+        TopologyError: no translations of the network are known, or no paths between ranks that take
+            equally long for all ranks.
     """
     began = time.perf_counter()
     what = kind_of(kind)

@@ -43,10 +43,11 @@ _MANY_SENDS = 2**22
 class Orbits(Synthesizer):
     """The schedule of ``jc.synthesize_orbit``; up to 64 ranks with all its sends listed.
 
-    For networks in which translations take rank 0 to every rank, and collectives of all ranks.
+    It is for networks in which translations take rank 0 to every rank, and for collectives of all
+    ranks.
 
     Attributes:
-        nbytes: bytes of a rank's buffer for which to be fast.
+        nbytes: bytes of a rank's buffer for which the schedule is to be fast.
 
     Raises:
         CollectiveError: the bytes are not above 0.
