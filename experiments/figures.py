@@ -1,8 +1,9 @@
-"""The figures of studies: lines in panels, bars in groups, and bars of parts.
+"""The figures of studies: lines in panels, points, grouped bars and stacked bars.
 
-A study says what is drawn, by title and name; how it looks is said here. The numbers of a paper
-are called ``NAME, paper`` and drawn hollow, in the colour of ours; a limit (``LIMITS``) is a dotted
-line in ink, so that no figure needs a legend of styles.
+A study gives values by title and name, and this file decides how they look. Values that a paper
+prints have the name of ours with ``, paper`` behind it; they are drawn in the same colour, but with
+hollow marks. Limits (``LIMITS``) are dotted black lines. So one legend of names explains every
+figure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE, PAPER
 
 Curve = Mapping[Any, float]  # from x to y
 
-PRINTED = ", paper"  # how names end of numbers that a paper prints
+PRINTED = ", paper"  # the end of the name of values that a paper prints
 LIMITS = ("least", "bound", "ideal", "optimum", "square of ranks")
 
 
@@ -34,14 +35,16 @@ def panels(
     log_x: bool = True,
     log_y: bool | Collection[str] = False,
 ) -> Figure:
-    """A panel for each title, with a line for each name: values over sizes.
+    """A panel for each title, with a line for each name.
 
     Args:
         curves: title to name to {x: y}.
-        in_bytes: whether x are sizes in bytes, and plain numbers else.
-        written: how sizes in bytes are written.
-        log_x: whether x is on a logarithmic scale, with a mark at each value.
-        log_y: whether y is on a logarithmic scale, or the titles where it is.
+        label_x, label_y: labels of the axes, for all panels together.
+        columns: panels side by side.
+        in_bytes: whether x is a size in bytes; otherwise it is a plain number.
+        written: writes a size in bytes at a tick of the x axis.
+        log_x: whether x is on a logarithmic scale; then every value has a mark.
+        log_y: whether y is on a logarithmic scale; or the titles of the panels in which it is.
     """
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(3.9 * columns, 2.6 * rows + 0.6), layout="constrained")
@@ -56,7 +59,8 @@ def panels(
             (shown[name],) = axes.plot(list(curve), list(curve.values()), **style)
         if log_x:
             sizes = sorted({x for curve in lines.values() for x in curve})
-            ticks = sizes[:: max(1, -(-len(sizes) // 5))]  # at most five, of those that were run
+            # A panel is too narrow for more than five labels.
+            ticks = sizes[:: max(1, -(-len(sizes) // 5))]
             axes.set_xscale("log", base=2)
             axes.set_xticks(ticks, [written(x) if in_bytes else f"{x:g}" for x in ticks])
         if log_y if isinstance(log_y, bool) else title in log_y:
@@ -72,7 +76,7 @@ def panels(
 
 
 def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
-    """How a line looks, of those with these names."""
+    """How the line of a name looks beside the lines of all these names."""
     if name in LIMITS:
         return {"color": INK, "linestyle": ":"}
     ours = [each.removesuffix(PRINTED) for each in names if each not in LIMITS]
@@ -80,7 +84,7 @@ def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
     color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
     if name.endswith(PRINTED):
         return {"color": color, "marker": marker, "markerfacecolor": "white", "linestyle": ""}
-    # Where every number of ranks has a value, marks would hide the line.
+    # On a linear axis every number of ranks has a value, and marks would hide the line.
     more = {"marker": marker, "markersize": 4.5, "linewidth": 1.6} if marked else {"linewidth": 1.0}
     return {"color": color, **more}
 
@@ -88,7 +92,7 @@ def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
 def scatter(
     points: Mapping[str, Sequence[tuple[float, float]]], *, label_x: str, label_y: str
 ) -> Figure:
-    """Points of each name on equal logarithmic axes, and the line where both values are equal."""
+    """Points by name on two equal logarithmic axes, with the line of equal values."""
     figure = Figure(figsize=(5.4, 5.4), layout="constrained")
     axes = figure.subplots()
     shown = {}
@@ -119,16 +123,17 @@ def grouped_bars(
     log: bool = False,
     level: float | None = None,
 ) -> Figure:
-    """A panel for each title: groups of bars, in each of them a bar for each name.
+    """A panel for each title, with groups of bars; each group has a bar for each name.
 
     Args:
-        bars: title to group to {name: height}; a name may be absent from a group.
+        bars: title to group to {name: height}; a group may lack a name.
         label: the label of the heights.
         log: whether heights are on a logarithmic scale.
-        level: the level of a line across all bars.
+        level: the height of a line across all bars, if there is to be one.
     """
     names = list(dict.fromkeys(n for g in bars.values() for heights in g.values() for n in heights))
     width = 0.8 / len(names)
+    # In inches: enough for a title, and for every bar.
     widths = [max(1.6, 0.13 * len(groups) * len(names)) for groups in bars.values()]
     figure = Figure(figsize=(1.5 + sum(widths), 3.8), layout="constrained")
     grid = figure.subplots(1, len(bars), squeeze=False, width_ratios=widths)[0]
@@ -143,6 +148,7 @@ def grouped_bars(
             axes.axhline(level, color=INK, linewidth=0.5)
         if log:
             axes.set_yscale("log")
+        # Longer names of groups would run into one another.
         turned = 90 if max(map(len, groups), default=0) > 16 else 0
         axes.set_xticks(range(len(groups)), list(groups), rotation=turned)
         axes.set_title(title, fontsize=10, color=INK)
@@ -155,16 +161,17 @@ def grouped_bars(
 def stacked_bars(
     bars: Mapping[str, Mapping[str, Mapping[str, float]]], *, parts: Sequence[str], label: str
 ) -> Figure:
-    """For each group, a bar a name, stacked of parts.
+    """Groups of bars, a bar for each name, in which the heights of parts are stacked.
 
     Args:
         bars: group to name to {part: height}.
-        parts: lowest first; those that no bar has are not shown.
+        parts: the parts from the lowest to the highest; the legend leaves out those of no bar.
         label: the label of the heights.
     """
     count = sum(len(group) + 1 for group in bars.values())
     figure = Figure(figsize=(max(6.0, 0.26 * count + 1.0), 4.4), layout="constrained")
     axes = figure.subplots()
+    # A free place separates one group from the next.
     place, ticks, names, shown = 0, [], [], {}
     for group, heights in bars.items():
         start = place
@@ -197,7 +204,7 @@ def stacked_bars(
 
 
 def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> None:
-    """What each colour stands for, above the figure; a single nameless line needs no legend."""
+    """The legend of colours, above the figure; a single line without a name needs none."""
     if list(names) != [""]:
         figure.legend(
             [shown[name] for name in names],
@@ -212,6 +219,7 @@ def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> N
 
 
 def _plain(axes: Axes) -> None:
+    """A light grid, no frame, and no marks but those at labels."""
     axes.grid(color=PAPER, linewidth=1.2)
     axes.set_axisbelow(True)
     axes.minorticks_off()

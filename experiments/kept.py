@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import choosing
-from experiments.recording import ROOT, table, write_block
+from experiments.page_tables import table, write_block
+from experiments.recording import ROOT
 from jaxcoll.synth import SYNTHESIZERS
 
 PAGE = ROOT / "docs/kept.md"

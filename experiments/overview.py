@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import recording
+from experiments import page_tables, recording
 from experiments.__main__ import main as run_experiment
 from experiments.config import CONFIGS, EXPERIMENTS, configuration, presets
 from experiments.recording import PAPER, SMALL, Run, Study
@@ -137,7 +137,7 @@ def _run(name: str, size: str) -> dict[str, Any]:
         if failed:
             raise ConfigError(f"{name} at size={size} did not run to its end")
         if size == PAPER and EXPERIMENTS[name].pictured:
-            shutil.copy(Path(folder) / "figure.png", recording.DOCS / "images" / f"{name}.png")
+            shutil.copy(Path(folder) / "figure.png", page_tables.DOCS / "images" / f"{name}.png")
         return json.loads((Path(folder) / "rows.json").read_text())
 
 
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     write_text(PAGE, page([name for name in studies() if recording.load(name)]))
-    print(f"wrote {PAGE}, and figures in {', '.join(recording.write())}")
+    print(f"wrote {PAGE}, and figures in {', '.join(page_tables.write())}")
     return 0
 
 

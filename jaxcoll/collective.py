@@ -1,4 +1,4 @@
-"""
+"""Collectives: which ranks take part, into which chunks their buffers are cut, and who needs what.
 
 For example, an all_gather of three ranks with one chunk per shard has chunks 0, 1 and 2: rank r
 holds chunk r before it, and all three after it. An all_to_all of the same ranks has nine chunks,

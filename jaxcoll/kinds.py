@@ -1,4 +1,4 @@
-"""The kinds of collectives: a row of facts each, which everything else asks for.
+"""The kinds of collectives: a row of facts for each, from which everything else follows.
 
 A kind says who holds a chunk before, who must hold it after, and whether ranks add on the way:
 
@@ -16,9 +16,9 @@ A kind says who holds a chunk before, who must hold it after, and whether ranks 
     reduce_to_some  all      some    yes                one, of the roots
     =============== ======== ======= ================== ==============================
 
-All that the library does with a kind follows from these columns: it is verified, bounded, run,
-derived from its dual and written to files by them. A new kind is a row here; an algorithm that
-serves it names it in its ``kinds``.
+The library verifies, bounds and runs a kind by these columns, derives it from its dual, and writes
+it to files. No other code compares a kind with a name. So a new kind is a row here, and a name in
+the ``kinds`` of an algorithm that serves it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shards(enum.Enum):
     PER_PAIR = "per pair"
 
     def count(self, size: int) -> int:
-        """Shards of a group of some ranks."""
+        """Number of shards of a group of ``size`` ranks."""
         return {Shards.ONE: 1, Shards.PER_RANK: size, Shards.PER_PAIR: size * size}[self]
 
 
@@ -57,31 +57,34 @@ class Shards(enum.Enum):
 class Kind:
     """All that is known of a kind of collective.
 
+    Names of other tools are None where the tool has no word for it.
+
     Attributes:
         name: as in ``Collective.kind``, by JAX's and MPI's words.
-        dual_name: the kind whose schedules are this one's run backwards; None where nobody asks for
-            what that would be.
+        dual_name: the kind whose schedules, run backwards, are schedules of this one; None if there
+            is no such kind.
         before, after: who holds a chunk. Where ranks add, all hold a contribution before.
         adds: whether ranks add contributions.
-        shards: into how many the buffer is cut.
-        has_root: whether one rank is the root: the owner of a buffer of one shard, else the target.
-            Where some hold chunks, several ranks are.
-        phase_names: the kinds that do it one after the other; itself where there are none.
-        for_one_name, for_all_name: for a kind with several roots, the kinds that it is for each of
-            them alone, and for all ranks of a group as roots. Its schedules contain the former, and
-            are the latter's without the copies that no root needs.
-        one_shard_name: for a kind that is the same for every rank, the kind that it is for the
-            shard of one rank, as the root.
-        takes_shares: whether shards may be unequal: of a kind with a shard per rank by a number for
-            each, of one with a shard per pair by a row of numbers for each source.
-        lax: the function of ``jax.lax`` that runs it, where there is one.
+        shards: into how many shards the buffer is cut.
+        has_root: whether a rank is the root: it is the owner of the only shard, or else the target.
+            Where ``Holder.SOME`` hold chunks, several ranks are roots.
+        phase_names: the kinds that together do the same, one after the other; empty if none do.
+        for_one_name, for_all_name: for a kind that may have several roots, the kind that it becomes
+            if one rank is the root, and if all ranks of a group are. A schedule contains one of the
+            first kind for each root. A schedule of the second kind serves, less the copies that no
+            root needs.
+        one_shard_name: for a kind without a root, the kind that carries the shard of a single rank,
+            with this rank as the root.
+        takes_shares: whether shards may be unequal. They are given by a number for each rank, or
+            where there is a shard for each pair, by a row of numbers for each source.
+        lax: the function of ``jax.lax`` that runs it.
         hlo: the operation of XLA.
         nccl_tests: the program of nccl-tests, without "_perf".
-        nccl: the word of NCCL's tuner files, where a tuner decides it.
-        msccl: the name in MSCCL and MSCCL++ programs; one in which ranks add is written in one word
-            there by newer tools, and read in both spellings.
+        nccl: the word in NCCL's tuner files.
+        msccl: the word in MSCCL and MSCCL++ programs. For reduce_scatter, whose spelling depends on
+            the tool, this is the newer one; both are read.
         sccl: the name in msccl-tools.
-        chakra: the key of ASTRA-sim's system file for a custom one.
+        chakra: the key in ASTRA-sim's system file for a custom implementation.
     """
 
     name: str
@@ -109,17 +112,17 @@ class Kind:
 
     @property
     def dual(self) -> Kind | None:
-        """The kind whose schedules are this one's run backwards, where there is one."""
+        """The kind whose schedules, run backwards, are schedules of this one."""
         return None if self.dual_name is None else KINDS[self.dual_name]
 
     @property
     def for_one(self) -> Kind:
-        """The kind that it is for one root alone; itself unless there may be several."""
+        """The kind that it becomes if one rank is the root; itself if no more than one can be."""
         return self if self.for_one_name is None else KINDS[self.for_one_name]
 
     @property
     def for_all(self) -> Kind:
-        """The kind that it is where all ranks of a group are roots; itself unless some may be."""
+        """The kind that it becomes if all ranks of a group are roots; itself if they never are."""
         return self if self.for_all_name is None else KINDS[self.for_all_name]
 
     @property
@@ -139,7 +142,7 @@ class Kind:
 
     @property
     def copies_backwards(self) -> bool:
-        """Whether it is a kind that copies, run backwards: every sum ends at one rank."""
+        """Whether its dual copies, so that every sum ends at one rank."""
         return self.dual is not None and self.dual.copies
 
     @property
@@ -242,7 +245,7 @@ _ROWS = (
         "scatter", "gather", _TARGET, _OWNER, False, Shards.PER_RANK, has_root=True,
         nccl_tests="scatter", sccl="Scatter",
     ),
-    # Backwards, it would sum what some ranks have, for all of them: no library has that.
+    # Run backwards, it would give all ranks the sum of the roots' data: no library has that.
     Kind(
         "reduce_to_some", None, _ALL, _SOME, True, Shards.ONE, has_root=True,
         for_one_name="reduce", for_all_name="all_reduce",
@@ -268,13 +271,14 @@ _BY_WORD = {
     },
 }
 ALL_GATHER = KINDS["all_gather"]
+REDUCE_SCATTER = KINDS["reduce_scatter"]
 
 
 def kind_of(name: object) -> Kind:
-    """The kind of a name.
+    """The kind with a name.
 
     Raises:
-        CollectiveError: none is called so.
+        CollectiveError: no kind has that name.
     """
     if not isinstance(name, str) or name not in KINDS:
         near = meant(name) if isinstance(name, str) else None
@@ -284,7 +288,7 @@ def kind_of(name: object) -> Kind:
 
 
 def meant(word: str) -> Kind | None:
-    """The kind that a word of JAX, XLA, NCCL, MPI or their tools is for, in any spelling.
+    """The kind that a word of JAX, XLA, NCCL, MPI or their tools means, in any spelling.
 
     "AllReduce", "all-reduce", "psum" and "all_reduce_perf" are all_reduce. None for other words.
     """
@@ -292,11 +296,11 @@ def meant(word: str) -> Kind | None:
 
 
 def those(which: Callable[[Kind], bool]) -> frozenset[str]:
-    """The names of the kinds of which something holds."""
+    """The names of the kinds for which ``which`` is true."""
     return frozenset(row.name for row in _ROWS if which(row))
 
 
 def names_in(attribute: str) -> dict[str, str]:
-    """The names of kinds elsewhere, in order: ``names_in("hlo")["all_gather"]`` is "all-gather"."""
+    """The word of another tool for each kind: ``names_in("hlo")["all_gather"]`` is "all-gather"."""
     said = {row.name: getattr(row, attribute) for row in _ROWS}
     return {name: there for name, there in said.items() if there is not None}

@@ -1,9 +1,10 @@
-"""Progress of the calls that take long: one frozen value, told to a function or to a terminal.
+"""Progress of long calls, told to a function or written to stderr.
 
-Searches on more than some hundred ranks say so by themselves once they take long (``unasked``).
-Every such call takes ``progress=``: None for silence, True for a line on stderr, overwritten where
-that is a terminal, and in a log after 5 s and every 10 s then, or a function of one ``Progress``.
-An error raised by the function ends the call.
+Calls that may take long have an argument ``progress``. It is None for silence, a function that is
+called with one ``Progress`` after another, or True for a line on stderr: a terminal shows one line
+that changes, and a log gets a line after 5 s and then one every 10 s. If the function raises an
+error, the call ends with it. Searches on more than a few hundred ranks report even if nobody asks
+for it (``unasked``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Callable, Iterator
 
 from jaxcoll.errors import JaxcollError, shown
 
-# Seconds until a line says what is being waited for, and between its changes.
+# On a terminal: seconds until the line appears, so that short calls show none, and between its
+# changes; and the most characters of it, since a longer line would wrap and not be overwritten.
 _PATIENCE, _INTERVAL = 0.7, 0.5
 _WIDTH = 100
-# Seconds after which a call that nobody watches says that it is at work, and between such lines.
+# In a log: seconds until the first line, and between lines.
 _LONG, _AGAIN = 5.0, 10.0
 
 
@@ -30,10 +32,10 @@ class Progress:
 
     Attributes:
         done: how much is done, in the unit that the call states.
-        total: how much there is to do, in that unit; None where that shows only at the end.
+        total: how much there is to do in that unit; None if that is not known beforehand.
         what: name of the latest work.
-        best: in a search, the least time found so far, in seconds; None while there is none.
-        bound: in a search, seconds that nothing can be below, where such a number is known.
+        best: in a search, the least time found so far, in seconds; None if there is none yet.
+        bound: in a search, a lower bound on that time, in seconds; None if none is known.
     """
 
     done: float
@@ -50,18 +52,18 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-# What callers give for ``progress=``.
+# What a caller may give as ``progress``.
 Wanted = Report | bool | None
 
 
 @contextlib.contextmanager
 def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterator[Report | None]:
-    """While this runs, a function to call with every ``Progress``; None where nobody listens.
+    """A context for a long call: a function that takes every ``Progress``, None if nobody listens.
 
     Args:
-        progress: as a caller gave it.
-        what: the call's work, for the terminal until the first ``Progress``.
-        error: raised by a bad ``progress``.
+        progress: as the caller gave it.
+        what: the work of the call, which the line says until the first ``Progress``.
+        error: class of the error for a bad ``progress``.
 
     Raises:
         error: ``progress`` is neither None, a flag nor a function.
@@ -75,9 +77,10 @@ def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterato
 
 
 def by_lines(progress: Wanted, error: type[JaxcollError]) -> Callable[[int, str], None]:
-    """For work in steps of a caller who prints too: a function of a count and what happened there.
+    """A function that takes the number of a step and what happened in it, for calls in steps.
 
-    True prints a line of its own for each, where stderr is a terminal.
+    Between two steps the caller may print lines of its own. So True prints a whole line for each
+    step, and only on a terminal, instead of one that is overwritten.
 
     Raises:
         error: ``progress`` is neither None, a flag nor a function.
@@ -96,10 +99,10 @@ def by_lines(progress: Wanted, error: type[JaxcollError]) -> Callable[[int, str]
 
 
 def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
-    """The argument ``progress=`` itself, once checked.
+    """The argument ``progress``, after a check.
 
     Raises:
-        error: neither None, a flag nor a function.
+        error: it is neither None, a flag nor a function.
     """
     if progress is None or isinstance(progress, bool) or callable(progress):
         return progress
@@ -111,10 +114,10 @@ def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Report]:
-    """While this runs, a terminal shows what is being done and for how long, wiped at the end.
+    """A context in which a line on stderr says what is being done and for how long.
 
-    Elsewhere, in a log, a line says so after 5 s and every 10 s then: see ``unasked``. Gives a
-    function to call with every ``Progress``, which the line then shows.
+    A terminal shows one line, which is wiped at the end; a log gets lines as from ``unasked``. The
+    line shows the latest ``Progress`` that the function of this context was called with.
     """
     if not sys.stderr.isatty():
         with _told(what, _LONG, _AGAIN, _print) as report:
@@ -130,10 +133,10 @@ def working(what: str) -> Iterator[Report]:
 
 
 def unasked(what: str) -> contextlib.AbstractContextManager[Report]:
-    """While this runs, a line on stderr after 5 s and every 10 s then, terminal or log.
+    """A context in which stderr gets a line after 5 s and then one every 10 s, terminal or log.
 
-    For calls that may take minutes of callers who asked for no progress; gives a function to call
-    with every ``Progress``, which the next line then says.
+    It is for calls that may take minutes although the caller asked for no progress. A line shows
+    the latest ``Progress`` that the function of this context was called with.
     """
     return _told(what, _LONG, _AGAIN, _print)
 
@@ -142,11 +145,11 @@ def unasked(what: str) -> contextlib.AbstractContextManager[Report]:
 def _told(
     what: str, first: float, again: float, write: Callable[[str, float], None]
 ) -> Iterator[Report]:
-    """While this runs, the line is written after some seconds, and again and again.
-
-    By a thread of its own, since most waiting is for one call that returns at its end.
+    """A context in which a line is written again and again.
 
     Args:
+        what: the line until the first ``Progress``.
+        first, again: seconds until the line is written, and from one time to the next.
         write: called with the line and the seconds since the beginning.
     """
     line, done, began = [what], threading.Event(), time.monotonic()
@@ -160,6 +163,8 @@ def _told(
             write(line[0], time.monotonic() - began)
             wait = again
 
+    # The work is mostly a single call, which returns at its end: only another thread can write
+    # meanwhile.
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
@@ -179,7 +184,7 @@ def _overwrite(line: str, seconds: float) -> None:
 
 
 def wipe() -> None:
-    """Clear the line of a terminal on which ``working`` may have written: for who prints there."""
+    """Clear the terminal's line, on which ``working`` may have written, before a caller prints."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

@@ -37,6 +37,7 @@ LISTS = frozenset({
     "jaxcoll.io",
     "tensorstate.rules",
     "experiments.config",
+    "experiments.page_tables",
     "experiments.recording",
 })  # fmt: skip
 # Tests that read whole folders, by where their files begin.

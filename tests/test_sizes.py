@@ -59,7 +59,12 @@ EXEMPT = {
         "_reroute": KERNEL,
         "_cheapest": KERNEL,
     },
-    "jaxcoll/synth/tacos/events.py": {"expand": KERNEL, "_match": KERNEL},
+    "jaxcoll/synth/tacos/events.py": {
+        "expand": KERNEL,
+        "_match": KERNEL,
+        "_prefer_moved": KERNEL,
+        "_prefer_copied": KERNEL,
+    },
     "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
     "jaxcoll/synth/trees/joint_trees_kernel.py": {
         "replace": KERNEL,

@@ -6,7 +6,8 @@ printed bandwidths), ``tuners`` (Fig. 4 to 9 in the model). On CPU devices: ``tr
 timed, also in several processes), ``microbenchmarks`` (Tables 3 to 6, Fig. 1 and 7 to 10),
 ``training`` (Table 8, Fig. 11 and 12; beside them what only GPUs with NCCL show, Sec. 6 and the
 abstract, and where the paper contradicts itself). ``bandwidth`` is the model of equations 1 to 5,
-``searches`` are those that the tuners are compared by, with made-up machines.
+``searches`` are those that the tuners are compared with, on the invented machines of
+``landscapes``.
 
 Every row says how its numbers came about: measured here, modelled, or needs NCCL.
 """

@@ -1,45 +1,8 @@
 """The two searches of AutoCCL: Algorithms 1 and 2 as printed, and the authors' released code.
 
-Algorithms 1 and 2 of AutoCCL (NSDI 2025, section 4.3) to the letter.
-
-How gaps of the printed algorithm are read:
-
-- Line 4 makes a configuration that was not measured the optimum; its first measurement is compared
-  with itself and improves nothing (lines 10 to 12), so that ``dim`` is 1 before any move: the first
-  dimension, NC, is skipped.
-- Line 12 increments ``dim`` and nothing sets it back: after the last dimension ``p[dim]`` does not
-  exist, and the search of the subspace ends there, whatever ``tuned_dim`` is.
-- ``p[dim] + lr`` (line 14) would leave the grid with lr = 0.01, so that lr is read as a share of
-  the dimension: the position moves by ``max(1, round(lr * values))``, at most to the last value.
-- lr is never negative: a dimension is searched upwards only.
-- At the last value ``p`` equals the optimum. It is measured again, as line 6 says, and a lucky
-  measurement counts as an improvement; since that could go on, an optimum that did not move counts
-  as no improvement.
-- "BwDelta" is the difference of bandwidths; line 8 divides it by the new bandwidth. The message
-  cancels: (M/t - M/t_optimum) / (M/t) = 1 - t/t_optimum.
-- A configuration that fails has a bandwidth of 0. One that is not valid is not run, and counts as
-  failed.
-
-The search that AutoCCL's authors released (github.com/gbxu/autoccl, commit a0bf96b).
-
-Read from ``ext-tuner/example``: ``coordinate_descent_job.h``, ``nccl_combined_job.h``, ``job.h``
-and ``findKCandidatesWithAxis`` of ``math.h``. It differs from the printed algorithm:
-
-- A dimension is searched both ways, upwards first, and dimensions follow one another in a circle;
-  a descent has converged when all directions in turn improved nothing.
-- Three neighbours are measured per move. All points not measured before that lie ahead along the
-  axis are ranked by their distance along it and then by their angle to it; of the nearest
-  ``max(3, rate * points ahead)``, the three last are taken. So a step with a high rate goes far,
-  and neighbours leave the axis.
-- The rate is 0.8 times the relative gain of the last move, none after a move without a gain.
-- A configuration counts with the mean of the fastest 75 % of its measurements.
-- After random configurations (``pretrain``), the descent starts at the best of them and, as often
-  as ``starts`` allows, again at a random configuration that was not measured.
-- Subspaces advance in turn, a move each. One that was given a tenth of its budget and is 1.5 times
-  slower than the best of all is dropped; already after five configurations if it is 3 times slower.
-
-Distances are those of the code: differences of the raw values of channels, threads and chunk bytes.
-The warm-up measurements of the code are dropped by whoever measures, here as there.
+``Printed`` is the algorithm of the paper (NSDI 2025, section 4.3) to the letter. ``Released`` is
+the one that its authors published (github.com/gbxu/autoccl, commit a0bf96b). They differ in so
+much that the docstring of each says how it was read.
 """
 
 from __future__ import annotations
@@ -61,6 +24,25 @@ FIRST_RATE = 0.01
 
 class Printed(Search):
     """Algorithm 1: Algorithm 2 in every subspace in turn; the best optimum wins.
+
+    Where the printed algorithm leaves gaps, it is read as follows:
+
+    - Line 4 makes a configuration that was not measured the optimum; its first measurement is
+      compared with itself and improves nothing (lines 10 to 12), so that ``dim`` is 1 before any
+      move: the first dimension, NC, is skipped.
+    - Line 12 increments ``dim`` and nothing sets it back: after the last dimension ``p[dim]`` does
+      not exist, and the search of the subspace ends there, whatever ``tuned_dim`` is.
+    - ``p[dim] + lr`` (line 14) would leave the grid with lr = 0.01, so that lr is read as a share
+      of the dimension: the position moves by ``max(1, round(lr * values))``, at most to the last
+      value.
+    - lr is never negative: a dimension is searched upwards only.
+    - At the last value ``p`` equals the optimum. It is measured again, as line 6 says, and a lucky
+      measurement counts as an improvement; since that could go on, an optimum that did not move
+      counts as no improvement.
+    - "BwDelta" is the difference of bandwidths; line 8 divides it by the new bandwidth. The message
+      cancels: (M/t - M/t_optimum) / (M/t) = 1 - t/t_optimum.
+    - A configuration that fails has a bandwidth of 0. One that is not valid is not run, and counts
+      as failed.
 
     Args:
         space: what to choose from.
@@ -142,6 +124,26 @@ _CONFIGS_BEFORE_VERY_SLOW = 5
 
 class Released(Search):
     """The released coordinate descent in all subspaces in turn.
+
+    Read from ``ext-tuner/example``: ``coordinate_descent_job.h``, ``nccl_combined_job.h``,
+    ``job.h`` and ``findKCandidatesWithAxis`` of ``math.h``. It differs from the printed algorithm:
+
+    - A dimension is searched both ways, upwards first, and dimensions follow one another in a
+      circle; a descent has converged when all directions in turn improved nothing.
+    - Three neighbours are measured per move. All points not measured before that lie ahead along
+      the axis are ranked by their distance along it and then by their angle to it; of the nearest
+      ``max(3, rate * points ahead)``, the three last are taken. So a step with a high rate goes
+      far, and neighbours leave the axis.
+    - The rate is 0.8 times the relative gain of the last move, none after a move without a gain.
+    - A configuration counts with the mean of the fastest 75 % of its measurements.
+    - After random configurations (``pretrain``), the descent starts at the best of them and, as
+      often as ``starts`` allows, again at a random configuration that was not measured.
+    - Subspaces advance in turn, a move each. One that was given a tenth of its budget and is 1.5
+      times slower than the best of all is dropped; already after five configurations if it is 3
+      times slower.
+
+    Distances are those of the code: differences of the raw values of channels, threads and chunk
+    bytes. The warm-up measurements of the code are dropped by whoever measures, here as there.
 
     Args:
         space: what to choose from.

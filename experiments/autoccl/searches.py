@@ -1,13 +1,8 @@
-"""The searches that AutoCCL is compared by, and those of them that decide before they measure.
+"""The searches that AutoCCL is compared with: those that choose beforehand what to measure.
 
-``released`` has AutoCCL's Algorithms 1 and 2 and the authors' code, ``landscapes`` made-up machines
-to compare searches on. This library's own is ``jaxcoll.tune.Fitted``; all have its face,
-``jaxcoll.configurations.base.Search``. Here are everything, and AFNFA as AutoCCL evaluates it: a
-random forest on a sample, one configuration for all tasks.
-
-Wang, Zhou, Tian, Wang and Chen, APNet 2023; AutoCCL, sections 6.1 and 7: 1 % of the space is
-measured offline, a random forest predicts the rest, and the result is set by environment variables,
-hence the same for every collective and size. Needs scikit-learn (the extra ``experiments``).
+``Exhaustive`` measures everything. ``Afnfa`` is AFNFA as AutoCCL evaluates it. AutoCCL's own two
+searches are in ``released``, this library's is ``jaxcoll.tune.Fitted``, and ``landscapes`` has the
+invented machines to compare searches on. All are a ``jaxcoll.configurations.base.Search``.
 """
 
 from __future__ import annotations
@@ -62,6 +57,11 @@ class Exhaustive(Search):
 
 class Afnfa(Search):
     """Measures a sample of the space and then what a random forest predicts to be fastest.
+
+    AFNFA (Wang, Zhou, Tian, Wang and Chen, APNet 2023), as sections 6.1 and 7 of AutoCCL describe
+    it: 1 % of the space is measured offline, a random forest predicts the rest, and the result is
+    set by environment variables, hence the same for every collective and size
+    (``global_configuration``). It needs scikit-learn (the extra ``experiments``).
 
     Args:
         space: what to choose from.

@@ -1,16 +1,12 @@
-"""Collectives timed for the measured studies: in this process, or in several with sockets.
+"""Collectives timed for the measured studies: on devices of this process, or of several processes.
 
-Collectives timed on virtual CPU devices, shared by the measured studies.
+A setting is a collective, its bytes, and a matrix product that every rank computes meanwhile (Sec.
+3.2 and 6.2 of the paper: GEMM, then a sigmoid). The study's YAML names the configurations to choose
+from. They are few, since each is compiled.
 
-A setting is a collective, its bytes, and a matrix product of every rank that runs beside it
-(Sec. 3.2 and 6.2 of the paper: GEMM, then a sigmoid). The configurations to choose from are few and
-named in the study's YAML, since each is compiled.
-
-Times of collectives among devices of this process, or of several that sockets connect.
-
-``python -m experiments.autoccl.trials PORT JOB PROCESS`` is one of these processes; the first one
-prints the times. Every program runs once per round in all processes, each round in another order,
-and counts as long as the slowest process took.
+``python -m experiments.autoccl.trials PORT JOB PROCESS`` is one of several processes, which sockets
+connect; the first one prints the times. Every program runs once per round in all processes, in a
+new order each round, and its time is that of the slowest process.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments import recording
+from experiments import page_tables, recording
 from experiments.benchmarks.default.users_networks import half, less
 from experiments.forestcoll.tables import GB, PAPER_STAGES
 from experiments.study import describe_machine
@@ -318,12 +318,12 @@ def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
 
 def record_scale(rows: Sequence[Mapping[str, Any]]) -> None:
     """Add rows to the record, each with its commit and machine, and write the page with them."""
-    record = json.loads(recording.SCALE.read_text()) if recording.SCALE.exists() else {}
+    record = json.loads(page_tables.SCALE.read_text()) if page_tables.SCALE.exists() else {}
     where = {"commit": recording.commit(), "machine": describe_machine()["cpu"]}
     record |= {str(row["network"]): {**row, **where} for row in rows}
     ordered = {name: record[name] for name in NETWORKS if name in record}
-    write_text(recording.SCALE, json.dumps(ordered, indent=1) + "\n")
-    recording.write()
+    write_text(page_tables.SCALE, json.dumps(ordered, indent=1) + "\n")
+    page_tables.write()
 
 
 def main(argv: Sequence[str]) -> None:

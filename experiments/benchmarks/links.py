@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcoll as jc
+from experiments.autoccl.trials import free_port
 from experiments.study import CheckError
 from experiments.timing import compare, report
 from jaxcoll.execute.links import engine, transport
@@ -122,13 +122,6 @@ def mpiexec() -> str | None:
     library, _ = transport.found_library()
     beside = Path(library).parent.parent / "bin/mpiexec"
     return (str(beside) if beside.exists() else shutil.which("mpiexec")) if library else None
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def shared_gpu(rank: int, count: int) -> Variables:

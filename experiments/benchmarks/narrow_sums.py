@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from experiments.benchmarks.devices import use_cpu
-from experiments.recording import table, write_block
+from experiments.page_tables import table, write_block
 from experiments.timing import RESULTS, compare, earlier, report
 from experiments.wires import narrow
 from experiments.wires.networks import add_options, chosen

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.models import Model, load_model
-from experiments.recording import table, write_block
+from experiments.page_tables import table, write_block
 from experiments.timing import compare, earlier, report
 from tensorstate import Hardware, Plan, PlanError, search, trace
 

@@ -20,7 +20,7 @@ from flax import nnx
 
 from experiments.models import load_model
 from experiments.models.scripts import SCRIPTS, Script
-from experiments.recording import table, write_block
+from experiments.page_tables import table, write_block
 from experiments.study import printed
 from experiments.timing import earlier, report, write
 from jaxcoll import topologies

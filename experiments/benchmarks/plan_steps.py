@@ -1,12 +1,13 @@
-"""Training steps on virtual CPU devices: under the plan, beside what a user runs today.
+"""Training steps on virtual CPU devices: by the plan, and as a user would run them without one.
 
-Today that is ``jax.jit`` of the same step on sharded arguments, which XLA partitions: *DDP*
-replicates the state and shards the batch over all devices, *FSDP* also shards every array of the
-state. ``plan_order`` holds the measured times of several plans against the predicted ones.
+Without a plan, a user calls ``jax.jit`` of the step on sharded arguments, and XLA partitions it.
+Two ways are common: *DDP* replicates the state and shards the batch over all devices; *FSDP* also
+shards every array of the state. ``plan_order`` compares the measured times of several plans with
+the predicted ones.
 
-Steps run as in training: the state is donated, and the next step takes the one returned. Otherwise
-every step allocates all parameters and moments once more, which no plan predicts and which takes
-longer than the step of a small model.
+Steps run as in training: each donates its state, and the next step takes the state that it returns.
+Otherwise every step would allocate all parameters and moments once more, which no plan predicts,
+and which takes longer than the step of a small model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import scipy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.models import Model, load_model
-from experiments.recording import table, write_block
+from experiments.page_tables import table, write_block
 from experiments.timing import earlier, report
 from jaxcoll.execute.choice import measured_costs
 from tensorstate import Hardware, Plan, lax_collectives, search, trace
@@ -32,7 +33,7 @@ from tensorstate.report.parallelism import parallelism_name
 ROUNDS = 15
 MESH = {"data": 2, "model": 4}
 PAGE = Path(__file__).parents[2] / "docs" / "tensorstate.md"
-# Sizes at which collectives and products take most of a step, and not the starts of programs.
+# At these sizes collectives and products take most of a step, not the dispatch of programs.
 _TRANSFORMER = {"width": 256, "hidden": 1024, "heads": 8}
 _TEXT = {**_TRANSFORMER, "sequence_length": 32, "vocabulary": 512}
 WIDE: dict[str, dict[str, Any]] = {
@@ -43,10 +44,10 @@ WIDE: dict[str, dict[str, Any]] = {
     "vit": {**_TRANSFORMER, "image_size": 32, "patch": 8},
 }
 
-
-# Smaller arrays stay whole under FSDP, as a person would leave biases and scales.
+# Under FSDP smaller arrays stay whole: nobody shards biases and scales.
 SMALLEST_SHARDED = 1024
-FIRST_STEPS = 3  # whose losses must be those of all other ways
+# The losses of so many steps must be equal in all ways.
+FIRST_STEPS = 3
 
 Row = dict[str, Any]
 Jitted = Callable[..., Any]
@@ -64,10 +65,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan_order(argv: Sequence[str]) -> None:
-    """Whether plans take their time in the order predicted, on measured CPU devices.
+    """Whether the faster plan by prediction is also the faster one on CPU devices.
 
-    A plan predicts the work of a step and not its dispatch, so the time of a program that is
-    donated the same state and does nothing is timed in alternation, and subtracted for the order.
+    A plan predicts the work of a step, but not its dispatch. So an empty program that takes and
+    returns the same state is timed in alternation, and its time is subtracted before plans are
+    ordered.
     """
     options = _parser("plan_order", plan_order.__doc__ or "").parse_args(argv)
     report("plan_order", _rows(_order_rows, options))
@@ -87,7 +89,7 @@ def _parser(name: str, about: str) -> argparse.ArgumentParser:
 def _rows(
     rows_of: Callable[[Model, Plan, Mesh, int], Iterator[Row]], options: argparse.Namespace
 ) -> Iterator[Row]:
-    """The rows of every model, planned by measured rates."""
+    """The rows of every model, with plans by the measured rates of these devices."""
     jax.config.update("jax_num_cpu_devices", 8)
     mesh = Mesh(np.asarray(jax.devices()).reshape(*MESH.values()), tuple(MESH))
     hardware = Hardware.measure(mesh, cache=options.cache)
@@ -99,11 +101,11 @@ def _rows(
             yield {"model": title, **row}
 
 
-# ---------------------------------------------------------------------- beside today
+# ---------------------------------------------------------------- with a plan and without
 
 
 def _step_row(model: Model, plan: Plan, mesh: Mesh, rounds: int) -> Iterator[Row]:
-    """Times and memory of the plan's step, and of the user's own under both shardings."""
+    """Times and memory of the step by the plan, by DDP and by FSDP."""
     planned = plan.apply(mesh)
     jitted: dict[str, tuple[Any, Any]] = {"planned": (planned.jit(), planned.in_shardings)}
     for name, sharded in {"DDP": _replicated, "FSDP": _along_all}.items():
@@ -132,7 +134,7 @@ def _step_row(model: Model, plan: Plan, mesh: Mesh, rounds: int) -> Iterator[Row
 def _jitted(
     model: Model, mesh: Mesh, sharded: Callable[[Any, Mesh], NamedSharding]
 ) -> tuple[Jitted, Any]:
-    """The step as the user jits it, and the shardings of its arguments."""
+    """The step as a user without a plan jits it, and the shardings of its arguments."""
     *state, batch = model.abstract_args
     placed = jax.tree.map(lambda x: sharded(x, mesh), tuple(state))
     first = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
@@ -171,7 +173,7 @@ def _memory(step: jax.stages.Compiled) -> int:
 
 
 def _training(model: Model, step: Jitted, shardings: Any) -> measured_costs.Call:
-    """A call that runs the next step; the first has run."""
+    """A call that runs the next step. The first step has run already, so nothing is compiled."""
     params, state, batch = jax.device_put(jax.device_get(model.init(0)), shardings)
 
     def call() -> jax.Array:
@@ -198,15 +200,15 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(["model", "plan", "today / planned", *columns], lines)
 
 
-# ---------------------------------------------------------------------- order
+# ---------------------------------------------------------------- predicted and measured order
 
 
 def _order_rows(model: Model, found: Plan, mesh: Mesh, rounds: int) -> Iterator[Row]:
     """A row for every named plan."""
     plans: dict[str, Plan] = {}
     for title, plan in found.compare().plans.items():
-        # Those of the same seconds are the same collectives, as ZeRO-1 and ZeRO-2 without
-        # microbatches: they have no order.
+        # Plans of equal seconds run the same collectives, as ZeRO-1 and ZeRO-2 do without
+        # microbatches, so neither comes before the other.
         if all(plan.cost.serial_seconds != each.cost.serial_seconds for each in plans.values()):
             plans[title] = plan
     calls = []

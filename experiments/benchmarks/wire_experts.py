@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.recording import table, write_block
+from experiments.page_tables import table, write_block
 from experiments.timing import RESULTS, earlier, report
 from experiments.wires.networks import add_options, chosen
 from experiments.wires.programs import lines_of

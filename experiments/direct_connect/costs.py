@@ -223,7 +223,6 @@ def _draw_ratios(ratios: Mapping[int, Mapping[int, float]]) -> Figure:
     return panels(curves, label_x="ranks", label_y="T_B / T_B*", columns=1, log_x=False)
 
 
-NETWORKS = (OURS, RING, TREES)
 REDUCTIONS, ITERATIONS = "all_reduces", "iteration"
 PARTS = ("compute alone", "compute and all_reduce", "exposed all_reduce")
 

@@ -70,6 +70,6 @@ def ours_beside_theirs(
     return grouped_bars({"": bars}, label=label, log=log)
 
 
-def half_to_even(value: Fraction, digits: int = 3) -> float:
-    """A fraction as the paper prints it: 21/16 is 1.312."""
-    return float(round(value, digits))
+def half_to_even(value: Fraction) -> float:
+    """A fraction as the paper prints it, with three decimals: 21/16 is 1.312."""
+    return float(round(value, 3))

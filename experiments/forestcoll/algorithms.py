@@ -22,7 +22,7 @@ from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.kinds import kind_of
+from jaxcoll.kinds import NAMES, kind_of
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate, simulate_multicast
@@ -101,7 +101,7 @@ FABRICS: Mapping[str, Callable[[int, int], Topology]] = {
 # ---------------------------------------------------------------------- the algorithms compared
 
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+KINDS = tuple(name for name in NAMES if kind_of(name).is_sharded)
 # A kind of collective that an algorithm is not for, or a network that it cannot search.
 NotApplicable = (CollectiveError, TopologyError)
 
@@ -242,7 +242,8 @@ def fastest_times(algorithm: str, case: Case, sizes: Sequence[int]) -> dict[int,
 
 MODELS = FOLDER / "fsdp"
 OURS, NCCL = "ForestColl", "vendor ring"
-GATHERED: tuple[str, ...] = ("all_gather", "reduce_scatter")
+# The collectives of fully sharded training: weights are gathered, gradients are scattered.
+GATHERED = tuple(name for name in KINDS if not kind_of(name).has_phases)
 
 _NONE = Fraction(0)
 # Seconds of a collective of so many bytes, by kind.

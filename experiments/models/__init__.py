@@ -10,7 +10,7 @@ import yaml
 
 from experiments.config import build
 from experiments.limits import one_of
-from experiments.models import training_step, transformers
+from experiments.models import classifiers, transformers
 from experiments.models.training_step import Model
 from experiments.study import ConfigError
 
@@ -18,13 +18,13 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 
 # The configuration of each family, and the model of one.
 FAMILIES: Mapping[str, tuple[type, Callable[..., Model]]] = {
-    "mlp": (training_step.MlpConfig, training_step.mlp),
+    "mlp": (classifiers.MlpConfig, classifiers.mlp),
     "gpt": (transformers.GptConfig, transformers.gpt),
     "gpt_scan": (transformers.GptScanConfig, transformers.gpt_scan),
     "llama": (transformers.LlamaConfig, transformers.llama),
     "moe": (transformers.MoeConfig, transformers.moe),
-    "vgg": (training_step.VggConfig, training_step.vgg),
-    "vit": (training_step.VitConfig, training_step.vit),
+    "vgg": (classifiers.VggConfig, classifiers.vgg),
+    "vit": (classifiers.VitConfig, classifiers.vit),
 }
 
 

@@ -1,10 +1,7 @@
-"""Schedules of many synthesizers on one network, proved, timed, compared and drawn.
+"""All-reduce schedules of many synthesizers on one network: proved, timed, compared and drawn.
 
-The quickstart's pictures; run as a module, it draws those of the documentation.
-
-All-reduce schedules of many synthesizers on one network: proved, timed and compared.
-
-On devices they must sum what ``lax.psum`` sums.
+On devices they must sum what ``lax.psum`` sums. The quickstart uses the pictures; as a module, this
+file draws those of the documentation.
 """
 
 from __future__ import annotations

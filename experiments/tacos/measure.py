@@ -1,8 +1,7 @@
-"""All-reduces of many algorithms on the paper's networks: settings, proofs and times.
+"""All-reduces of many algorithms on the paper's networks: settings, proofs, times by size.
 
-All-reduces of many algorithms on the networks of the paper: proved, and timed at every size.
-
-Settings of the comparing studies: networks, algorithms, sizes, and the paper's numbers.
+The settings are those that all comparing studies share: networks, algorithms, sizes, and the
+paper's numbers.
 """
 
 from __future__ import annotations

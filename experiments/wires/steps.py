@@ -1,7 +1,8 @@
 """The program of a rank that times steps: ``python -m experiments.wires.steps ROWS CALLS``.
 
-Started once per rank by ``emulate`` (``benchmarks/wire_steps.py``). Each step is written once, for
-the functions of ``jax.lax`` and for those of ``jaxcoll`` without ``schedule=``.
+``emulate`` starts it once per rank (``benchmarks/wire_steps.py``). The same code makes both
+programs of a step: it takes its collectives from ``jax.lax``, or from ``jaxcoll`` without
+``schedule=``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ import numpy as np
 import jaxcoll as jc
 from experiments.wires.rank import AXIS, DEFAULT, LAX, Rank
 
+# Data parallel: ten layers whose gradients have 400 kB each, and rows of a batch.
 _BUCKETS, _WIDTH, _ROWS = 10, 320, 32
+# FSDP: four layers of 1 MiB each.
 _LAYERS, _WIDE = 4, 512
 _RATE = 1e-3
+# ``Rank.numbers`` are whole numbers below this; a step takes them as numbers from 0 to 1.
+_BELOW = 1000
 
 
 def buckets(by: Any) -> Callable[[jax.Array], jax.Array]:
-    """Data parallel: ten layers of 400 kB, whose gradients are averaged one by one."""
+    """Data parallel: ten layers of 400 kB; each gradient is averaged in a call of its own."""
 
     def loss(layers: list[jax.Array], batch: jax.Array) -> jax.Array:
         for layer in layers:
@@ -32,9 +37,9 @@ def buckets(by: Any) -> Callable[[jax.Array], jax.Array]:
         return jnp.mean(batch**2)
 
     def step(batch: jax.Array) -> jax.Array:
-        near = jnp.eye(_WIDTH) * 0.9
-        layers = [near + 0.01 * k for k in range(_BUCKETS)]
-        found = jax.grad(loss)(layers, batch.reshape(_ROWS, _WIDTH) / 1000)
+        near_identity = jnp.eye(_WIDTH) * 0.9
+        layers = [near_identity + 0.01 * k for k in range(_BUCKETS)]
+        found = jax.grad(loss)(layers, batch.reshape(_ROWS, _WIDTH) / _BELOW)
         means = [by.pmean(gradient, AXIS) for gradient in found]
         new = [layer - _RATE * mean for layer, mean in zip(layers, means, strict=True)]
         return jnp.stack(new)
@@ -43,9 +48,10 @@ def buckets(by: Any) -> Callable[[jax.Array], jax.Array]:
 
 
 def sharded(by: Any) -> Callable[[jax.Array], jax.Array]:
-    """FSDP: four layers of 1 MiB in shards, gathered on the way there, summed on the way back."""
+    """FSDP: four sharded layers of 1 MiB; the forward pass gathers them, the backward pass sums."""
 
     def loss(shards: jax.Array) -> jax.Array:
+        # Every rank has a batch of its own, so that a gradient that is not summed shows.
         batch = jnp.ones((_ROWS, _WIDE)) * (1 + jax.lax.axis_index(AXIS))
         for shard in shards:
             layer = by.all_gather(shard, AXIS, tiled=True).reshape(_WIDE, _WIDE)
@@ -53,7 +59,7 @@ def sharded(by: Any) -> Callable[[jax.Array], jax.Array]:
         return jnp.mean(batch**2)
 
     def step(x: jax.Array) -> jax.Array:
-        shards = x.reshape(_LAYERS, -1) / 1000
+        shards = x.reshape(_LAYERS, -1) / _BELOW
         return (shards - _RATE * jax.grad(loss)(shards)).ravel()
 
     return step

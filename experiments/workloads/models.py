@@ -1,8 +1,7 @@
-"""Workloads by name, and the times of the collectives that they wait for.
+"""The networks and accelerators of the papers, and the times of the collectives that they wait for.
 
-Times of collectives: a schedule, simulated once for every size that is asked for.
-
-Networks and accelerators of the papers, from their tables in configs.
+Networks (of layers) and accelerators are read from their tables in ``configs/``. The time of a
+collective comes from a schedule, which is simulated once for every size that is asked for.
 """
 
 from __future__ import annotations

@@ -115,13 +115,11 @@ class Module:
         computations: the instructions of each computation, in order.
         entry: name of the computation that runs.
         num_partitions: devices that run the module together.
-        is_scheduled: whether the order of instructions is the one in which they run.
     """
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
     num_partitions: int
-    is_scheduled: bool
 
     def trip_count(self, loop: Instruction) -> int | None:
         """How often the body of a ``while`` runs, or ``None`` where the text does not say.
@@ -214,7 +212,7 @@ def parse(text: str) -> Module:
     count = int(partitions.group(1)) if partitions else 1
     if not 1 <= count <= _MOST_PARTITIONS:
         raise FormatError(f"a module runs on 1 to {_MOST_PARTITIONS} devices, got {count}")
-    module = Module(computations, entry, count, "is_scheduled=true" in first)
+    module = Module(computations, entry, count)
     module.check_calls()
     return module
 

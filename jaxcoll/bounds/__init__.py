@@ -17,7 +17,7 @@ Files import only from files below them in this list.
 - ``needs``: the bytes that go from rank to rank; ``symmetries``: equivalent vertices, so that
   bounds of thousands of ranks examine one of each class;
 - ``moore``: costs of schedules on direct-connect networks, and the best for a size and degree;
-- ``all_reduce``: the linear program of App. B.7, and exact proofs of its answer.
+- ``all_reduce``: the linear program of App. B.7; ``all_reduce_proofs``: exact proofs of its answer.
 """
 
 from jaxcoll.bounds.distances import ideal, step_bound

@@ -68,7 +68,7 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
     with one op only, and every sound schedule of them with one chunk per shard consists of trees.
 
     Args:
-        nbytes: bytes of a rank's buffer, to tell starts and sizes.
+        nbytes: bytes of a rank's buffer; if given, entries have starts and sizes.
 
     Raises:
         FormatError: the collective is another one, there are several chunks per shard, a rank sends
@@ -99,7 +99,8 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
 
 
 def _tables(schedule: Schedule, size: int | None) -> Tables:
-    """The tables of a schedule that they hold, with starts if chunks have a size."""
+    """The tables of a checked schedule, with starts and sizes if chunks have a size in bytes."""
+    # First the trees are read off the sends; an entry then needs its rank's place in them.
     step = schedule.step.astype(np.int64) + 1
     owner = schedule.collective.owner
     above: dict[tuple[bool, int, int], int] = {}  # (reduce, flow, rank) -> parent
@@ -121,6 +122,7 @@ def _tables(schedule: Schedule, size: int | None) -> Tables:
         if not children:
             order.append((t, src, flow, False))
         children.append(dst)
+    # Then every rank gets its entries in the order of its sends, with a NOP for each step without.
     rows: list[list[Entry]] = [[] for _ in range(schedule.topology.num_ranks)]
     chunk_of = dict(zip(owner.tolist(), range(len(owner)), strict=True))
     for t, rank, flow, reduce in order:
@@ -169,7 +171,7 @@ def dumps(schedule: Schedule, nbytes: int | None = None, slots: int | None = Non
 
 
 def loads(text: str) -> Tables:
-    """The tables that ``dumps`` has written.
+    """The tables in a text that ``dumps`` has written.
 
     Raises:
         FormatError: a line is wrong; the error names it.
@@ -240,10 +242,20 @@ def _number(word: str, where: str) -> int | None:
 
 
 def save(path: str | os.PathLike, schedule: Schedule, nbytes: int | None = None) -> None:
-    """Write ``dumps(schedule, nbytes)``, all or nothing. An OSError if it cannot be written."""
+    """Write ``dumps(schedule, nbytes)``, all or nothing.
+
+    Raises:
+        FormatError: as for ``dumps``.
+        OSError: the file cannot be written.
+    """
     write_text(path, dumps(schedule, nbytes))
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Tables:
-    """Read tables that ``save`` has written; see ``loads``. An OSError if it cannot be read."""
+    """The tables in a file that ``save`` has written.
+
+    Raises:
+        FormatError: as for ``loads``.
+        OSError: the file cannot be read.
+    """
     return load_text(path, loads, max_bytes)

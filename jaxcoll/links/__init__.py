@@ -397,9 +397,9 @@ def speeds(bandwidth, dimensions: int) -> tuple[float, ...]:
     return tuple(map(speed, per_dimension(bandwidth, dimensions, "bandwidth")))
 
 
-def network_sides(sides: Sequence[int], what: str = "a side") -> tuple[int, ...]:
+def network_sides(sides: Sequence[int]) -> tuple[int, ...]:
     """Ranks along each dimension, one dimension or more."""
     given = checks.members(sides, "the sides", TopologyError)
     if not given:
         raise TopologyError("a network needs one or more sides, each at least 1; got none")
-    return tuple(count(side, what) for side in given)
+    return tuple(count(side, "a side") for side in given)

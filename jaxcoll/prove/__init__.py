@@ -12,7 +12,8 @@ parser takes the file.
 - ``contents``: the contents of buffers, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
 - ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``: the content of such a file;
-- ``msccl``: programs in MSCCL XML, for three runtimes;
+- ``msccl``: programs in MSCCL XML, for three runtimes; ``msccl_file``: the content of such a file,
+  and the runtimes that take it;
 - ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``: the content of such a file;
   ``plan_order``: the threads that run independently;
 - ``hlo``: compiled HLO text; ``hlo_order``: all its collectives over all groups in one order;

@@ -56,15 +56,15 @@ ROUNDS = ExecutionOrder("rounds", True, True, "a rank's permutes follow one anot
 ORDERS = {order.name: order for order in (LINKS, STEPS, ROUNDS)}
 
 
-def order_of(given: ExecutionOrder | str, error: checks.Error = TuneError) -> ExecutionOrder:
+def order_of(given: ExecutionOrder | str) -> ExecutionOrder:
     """The order that an argument stands for: the order itself, or the order with that name.
 
     Raises:
-        error: the argument is neither an order nor the name of one.
+        TuneError: the argument is neither an order nor the name of one.
     """
     if isinstance(given, ExecutionOrder):
         return given
-    return ORDERS[checks.choice(given, ORDERS, "order of execution", error)]
+    return ORDERS[checks.choice(given, ORDERS, "order of execution", TuneError)]
 
 
 def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:

@@ -1,4 +1,8 @@
-"""Tables in use: calls that leave ``schedule=`` open run by them; the file of a tuned step."""
+"""Tables in use: calls without ``schedule=`` run as a table says, and a tuned step keeps its file.
+
+``use`` traces a program with tables that were made before. ``table_at`` reads the table that a
+tuned step goes on with and writes again.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,10 @@ def this_machine() -> Machine:
 class ByTable:
     """Runs tasks by a table (see ``jaxcoll.execute.choice.in_force.Choices``).
 
-    A task that the table does not answer runs by the default. So does a task whose configuration is
-    refused while tracing, for example because it names a synthesizer that does not exist;
-    ``skipped`` is then called. Objects are compared by content, so programs traced by equal tables
-    are shared. Later changes of the table have no effect.
+    A task that the table lacks runs by the default. So does a task whose configuration is refused
+    while tracing, for example because it names a synthesizer that does not exist; ``skipped`` is
+    then called. Objects are compared by content, so that equal tables share traced programs. Later
+    changes of the table have no effect.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class ByTable:
     ):
         self._table = Table({}, table.decisions, table.quarantined)
         self._machine, self._skipped = machine, skipped
-        # This is part of the key of every jit cache. It holds the decisions but not the history,
+        # This is part of the key of every jit cache. It has the decisions but not the history,
         # which grows with every trial and would make a new program each time.
         self._key = machine, frozenset(table.decisions.items()), frozenset(table.quarantined)
 
@@ -75,7 +79,7 @@ def use(
     machine: Machine | None = None,
     skipped: Callable[[str], None] = warn_skipped,
 ) -> Iterator[Table]:
-    """Trace programs with the tables' configurations where calls leave ``schedule=`` open.
+    """A context in which programs are traced with tables, where calls leave ``schedule=`` open.
 
     ::
 
@@ -107,10 +111,10 @@ def use(
 
 
 def table_at(path: str, is_writer: bool) -> Table:
-    """The table of a file; empty if the file does not exist or is not usable.
+    """The table that a tuned step begins with: that of its file; empty without a usable file.
 
-    The process that writes the file renames a file that is not usable, since it may hold more than
-    this run finds: a table of a newer version, or one that was edited.
+    A file that is not usable may hold more than this run will find: it may be of a newer version,
+    or edited by hand. So the process that is going to write the file renames it.
 
     Args:
         is_writer: whether this process writes the file.

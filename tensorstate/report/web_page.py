@@ -30,7 +30,6 @@ from tensorstate.report.parallelism import parallelism_name, sentence
 from tensorstate.report.text import common_pattern, format_placements, summary
 from tensorstate.report.units import seconds, size
 
-PHASES = ("forward", "backward", "optimizer")
 # A page stays below about 2 MB, which a browser opens at once.
 MOST_CLASSES, MOST_EVENTS, MOST_POINTS = 1000, 8000, 1000
 MOST_SENDINGS, MOST_BUFFERS, MOST_LAYERS = 10, 12, 200

@@ -39,8 +39,6 @@ from tensorstate.rules.sharding_rule import (
 # operands of rank 4 have 124 pairings; most are skipped, since their sizes differ.
 MAX_CANDIDATES = 256
 
-Shape = tuple[int, ...]
-
 
 class Layer(NamedTuple):
     """The number, in every operand and result, of a dimension that ``vmap`` maps.

@@ -1,8 +1,7 @@
 """The exact search: the mixed-integer program of all mesh axes at once.
 
-1. The program of all candidate strategies is built (``formulation``). If it is large, its LP
-   relaxation is solved first. If it has no fractional share, it is the plan; otherwise the
-   strategies with a positive share are solved as a separate program, under the relaxation's bound.
+1. The program of all candidate strategies is built (``formulation``) and solved; a large one by way
+   of its LP relaxation, which preselects strategies (``solve_by_size``).
 2. Shares of saved tensors are rounded to whole tensors. If the result exceeds the memory limit, the
    decisions of the few tensor groups that cause it are excluded, and the program is solved again.
 3. If nothing fits in time, the decisions with the least memory are searched. If even these exceed
@@ -53,6 +52,9 @@ NOT_ROUNDED = 0.05
 # Seconds for a proof without costs that nothing fits; the relaxation with costs takes far longer.
 FEASIBILITY_TIME_S = 3.0
 
+# Part of the time that is reserved for plans among the strategies that the relaxation preselects.
+LEFT_FOR_PLANS = 0.25
+
 
 class Build(Protocol):
     """Makes the program of some candidate strategies."""
@@ -62,10 +64,6 @@ class Build(Protocol):
         ...
 
 
-# Part of the time that is reserved for plans among the strategies that the relaxation preselects.
-LEFT_FOR_PLANS = 0.25
-
-
 def solve_by_size(
     build: Build,
     candidates: CandidateStrategies,
@@ -73,34 +71,69 @@ def solve_by_size(
     until: float,
     prune_placements: bool = False,
 ) -> tuple[Formulation, Solution]:
-    """A program and its solution; unless it is small, among preselected strategies.
+    """A program and its solution, whose bound is valid for all candidate strategies.
 
-    The bound is valid for all strategies. Reshards of the preselected strategies first pass through
-    few placements, in a program of a fiftieth of the size. If its solution is farther than ``gap``
-    from the bound, they pass through all placements. Then, if the program is not very large, the
-    remaining time goes to the program of all strategies. None of this is needed if the likeliest
-    strategies of a relaxation are a plan within the gap, which is common for baselines.
+    A small program is solved as it is. Of a larger one, each step is taken only if the steps before
+    it found no plan within ``gap`` of the bound:
+
+    1. the relaxation of the program, which gives the bound, and often a plan;
+    2. the program of the strategies that the relaxation preselects, whose reshards pass through few
+       placements: a fiftieth of the size;
+    3. the same strategies, whose reshards pass through all placements;
+    4. the program of all strategies, unless it is very large and there is a plan already.
     """
-    left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
-    size = full.program.num_variables
-    if size <= DIRECT_SOLVE_MAX_VARS:
-        is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
-        if is_baseline and full.memory_constraints is None:
-            full.program.accepts = functools.partial(is_near, full, gap)
-            relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
-            if full.is_decided(relaxed) or is_near(full, gap, relaxed):
-                return full, relaxed
-        return full, full.program.solve(gap=gap, time_limit=left())
-    if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
+    full = build(candidates, prune_placements)
+    if full.program.num_variables <= DIRECT_SOLVE_MAX_VARS:
+        return full, _solve_small(full, candidates, gap, until)
+    seconds = remaining_time(until)
+    if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * seconds)):
         return full, INFEASIBLE
     # The relaxation ends while there is time to find a plan, since a bound alone is not an answer.
-    early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
+    early = until - LEFT_FOR_PLANS * remaining_time(until) if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
     if relaxed.status == Status.INFEASIBLE:
         return full, relaxed
     is_close = relaxed.bound >= relaxed.objective * (1 - gap)
     if is_close and (full.is_decided(relaxed) or is_near(full, gap, relaxed)):
         return full, relaxed
+    best, is_final = _solve_preselected(build, full, relaxed, gap, until, prune_placements)
+    has_plan = len(best[1].values) > 0
+    if is_final or (has_plan and full.program.num_variables > RELAX_ONLY_MIN_VARS):
+        return best
+    solution = _branched(full, gap, remaining_time(until))
+    bound = max(relaxed.bound, solution.bound)
+    chosen = (full, solution) if solution.objective < best[1].objective else best
+    return chosen[0], dataclasses.replace(chosen[1], bound=bound)
+
+
+def _solve_small(
+    full: Formulation, candidates: CandidateStrategies, gap: float, until: float
+) -> Solution:
+    """The solution of a program that needs no preselection."""
+    # A baseline leaves most classes one strategy. Then the likeliest strategies of the relaxation
+    # are usually a plan within the gap, and branch and bound need not begin.
+    is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
+    if is_baseline and full.memory_constraints is None:
+        full.program.accepts = functools.partial(is_near, full, gap)
+        seconds = remaining_time(until)
+        relaxed = full.program.solve(relax=True, presolve=False, time_limit=seconds)
+        if full.is_decided(relaxed) or is_near(full, gap, relaxed):
+            return relaxed
+    return full.program.solve(gap=gap, time_limit=remaining_time(until))
+
+
+def _solve_preselected(
+    build: Build,
+    full: Formulation,
+    relaxed: Solution,
+    gap: float,
+    until: float,
+    prune_placements: bool,
+) -> tuple[tuple[Formulation, Solution], bool]:
+    """The best plan among the strategies that a relaxation uses, and whether to stop there.
+
+    If none is found, the solution has no values.
+    """
     best = full, Solution(Status.LIMIT, np.zeros(0), np.inf, relaxed.bound)
     # A negative bound tells nothing about a time, and its values select poorly.
     if len(relaxed.values) and relaxed.bound >= 0:
@@ -109,21 +142,18 @@ def solve_by_size(
             try:
                 support = build(likely, prune)
             except OutOfTime:
-                return best
-            solution = _branched(support, gap / 2, left())
+                return best, True
+            solution = _branched(support, gap / 2, remaining_time(until))
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
             # Where even the relaxation ran out of time, a program of more placements would too.
             is_last = relaxed.status == Status.LIMIT and len(best[1].values)
-            if is_close or is_last or is_over(until):
-                return best
-    if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
-        return best
-    solution = _branched(full, gap, left())
-    bound = max(relaxed.bound, solution.bound)
-    chosen = (full, solution) if solution.objective < best[1].objective else best
-    return chosen[0], dataclasses.replace(chosen[1], bound=bound)
+            if is_close or is_last:
+                return best, True
+            if is_over(until):
+                break
+    return best, is_over(until)
 
 
 def _branched(formulation: Formulation, gap: float, seconds: float) -> Solution:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import choosing, recording
+from experiments import choosing, page_tables, recording
 from experiments.benchmarks.default import which_synthesizer
 from jaxcoll.synth import SYNTHESIZERS
 
@@ -72,18 +72,18 @@ def test_the_page_places_every_synthesizer_and_names_no_other():
     names = set(SYNTHESIZERS)
     assert said - {"which_synthesizer"} == names
     five = prose.partition("## Five names")[2].partition("A broadcast")[0]
-    best = choosing.few(list(recording.which_rows().values()), 5)
+    best = choosing.few(list(page_tables.which_rows().values()), 5)
     assert {*best.names, "exchange"} == set(re.findall(r"`([a-z_]+)`", five))
 
 
 def test_rows_of_a_network_are_recorded_and_not_run_a_second_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(recording, "WHICH", tmp_path / "which.json")
-    monkeypatch.setattr(recording, "write", list)
+    monkeypatch.setattr(page_tables, "WHICH", tmp_path / "which.json")
+    monkeypatch.setattr(page_tables, "write", list)
     monkeypatch.chdir(tmp_path)
     options = ["--networks", "switch of 8", "--collectives", "all_gather", "--orders", "links"]
     monkeypatch.setattr(which_synthesizer, "NAMES", ("ring", "direct"))
     which_synthesizer.main([*options, "--record"])
-    known = recording.which_rows()
+    known = page_tables.which_rows()
     sizes = which_synthesizer.SIZES
     assert list(known) == [f"switch of 8 all_gather links {size}" for size in sizes]
     small = known["switch of 8 all_gather links 1 KiB"]
@@ -91,4 +91,4 @@ def test_rows_of_a_network_are_recorded_and_not_run_a_second_time(tmp_path, monk
     assert small["over"] == pytest.approx({"direct": 1.0, "ring": 4.0}, rel=0.05)
     monkeypatch.setattr(which_synthesizer, "measure", None)
     which_synthesizer.main([*options, "--record"])
-    assert recording.which_rows() == known
+    assert page_tables.which_rows() == known

@@ -105,6 +105,8 @@ def test_a_program_is_proved_for_the_runtimes_that_take_it():
     scatter = jc.synthesize(jc.topologies.ring(3), "reduce_scatter", "ring")
     with pytest.raises(NotProved, match="azure does not take it: it calls no collective reduce_sc"):
         prove_text(msccl.dumps(scatter), runtime="azure")
+    with pytest.raises(NotRead, match="no runtime is called 'nccl'; known: msccl, azure, rccl"):
+        prove_text(RING, runtime="nccl")
 
 
 def test_a_broadcast_has_the_root_that_is_said():

@@ -1,29 +1,26 @@
 """The default: what ``jc.synthesize`` chooses by itself, against an exhaustive search.
 
-For every network, collective and size: the time of the default's schedule by the link model
-"astra" beside the bound and beside the fastest of all synthesizers times all chunk counts, and the
-CPU seconds that choosing took. Where that was not searched for, a time that is near enough to a
-bound stands beside the bound: nothing is faster. Kernels are compiled before (Numba caches them on
-disk), so the seconds count no compilation.
+A row for every network, collective and size has the time of the default's schedule by the link
+model "astra", over the bound and over the fastest that the exhaustive search found, and the CPU
+seconds that choosing took. Where nothing was searched, the time is so near to a bound that no
+schedule can be much faster. Kernels are compiled beforehand (Numba caches them on disk), so the
+seconds count no compilation. ``baselines`` shows every synthesizer by itself on the networks of a
+paper.
 
-``--exhaustive`` runs the other side and records it: the fastest of all synthesizers times chunk
-counts.
+``--exhaustive`` runs the other side: it tries every variant in the registry, and every synthesizer
+with default fields, with the chunk counts ``CHUNKS`` and with multiples of the trees that
+ForestColl's optimum needs. The fastest are recorded in ``default_exhaustive.json``, with machine,
+commit and command. Three rules make the search cheaper:
 
-Every variant in the registry and every synthesizer with default fields is tried with the chunk
-counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is
-recorded in ``default_exhaustive.json``, with machine, commit and command.
+- A size at which the default is within ``WITHIN`` of a bound is not searched, since no schedule
+  beats the bound. The record holds the bound itself there.
+- A variant stops once three counts in a row took 1.5 times the best at every other size, or once it
+  has used its CPU seconds. The record says how far each variant got.
+- A candidate is not tried if, by the registry's estimate, it takes more CPU seconds than a variant
+  has, or if it has more sends than allowed.
 
-Three things make the search cheaper. A size at which the default is within ``WITHIN`` of a bound
-needs no search, since no schedule beats the bound: the record holds the bound itself there. A
-variant goes no further once three counts in a row took 1.5 times the best at every other size, or
-once it has taken its CPU seconds; no schedule has more sends than asked for. A candidate that by
-the registry's estimate takes more CPU seconds than a variant has is not tried. The record says how
-far each variant got.
-
-Every network and collective is recorded as soon as it was searched. ``--missing`` searches only the
-sizes that have no record, so that a search that was stopped goes on where it was.
-
-``baselines`` shows every synthesizer by itself on the networks of a paper.
+Every network and collective is recorded as soon as it has been searched. ``--missing`` searches
+only the sizes that have no record, so that an interrupted search continues where it was.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments import recording
+from experiments import page_tables
 from experiments.timing import kept, report
 from jaxcoll.io.files import write_text
 
@@ -45,8 +45,8 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     report("pays", found := kept("pays", rows(options)))
     if options.record:
-        write_text(recording.PAYS, json.dumps({"rows": found}, indent=1) + "\n")
-        recording.write()
+        write_text(page_tables.PAYS, json.dumps({"rows": found}, indent=1) + "\n")
+        page_tables.write()
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import recording
+from experiments import page_tables
 from experiments.benchmarks.forestcoll import random_regular
 from experiments.study import describe_machine
 from experiments.timing import cpu_timed, report
@@ -165,7 +165,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def recorded(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The same rows, each in the record and on the page before the next is measured."""
-    path = recording.THOUSANDS
+    path = page_tables.THOUSANDS
     for row in rows:
         known = json.loads(path.read_text())["rows"] if path.exists() else {}
         # In the order of the options, whatever was measured first.
@@ -173,7 +173,7 @@ def recorded(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         found = {_name(each): each for each in ordered}
         record = {"machine": describe_machine(), "rows": found}
         write_text(path, json.dumps(record, indent=1) + "\n")
-        recording.write()
+        page_tables.write()
         yield row
 
 

@@ -226,8 +226,8 @@ def _compile(limits: Limits) -> None:
 
 DEGRADED_SEED = 33
 NBYTES = 2**28
-# The time that is asked of the default, over the exact bound; of tori with up to 32 chunks.
-NEAR, NEAR_ON_TORI = 1.05, 1.06
+# The time that is asked of the default, over the exact bound.
+NEAR = 1.05
 FEW_CHUNKS = (8, 16, 32)
 _MOST_RIVALED = 128  # ranks up to which rivals are looked for
 # Ranks up to which joint trees are timed by their chunks: a minute each on the largest.

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments import choosing, recording
+from experiments import choosing, page_tables
 from experiments.timing import cpu_timed, kept, report
 from jaxcoll import topologies
 from jaxcoll.comparison import SEARCHES, compare
@@ -88,7 +88,7 @@ def _over(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of all cases that are asked for, printed as they come, and recorded if asked for."""
-    known = recording.which_rows()
+    known = page_tables.which_rows()
     for kind, order, network in itertools.product(
         options.collectives, options.orders, options.networks
     ):
@@ -109,8 +109,8 @@ def _save(known: Mapping[str, Mapping[str, Any]]) -> None:
     cases = itertools.product(NETWORKS, COLLECTIVES, ORDERS, SIZES)
     ordered = [case for each in cases if (case := choosing.case(*each)) in known]
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(known[case])}" for case in ordered)
-    write_text(recording.WHICH, "{\n" + lines + "\n}\n")
-    recording.write()
+    write_text(page_tables.WHICH, "{\n" + lines + "\n}\n")
+    page_tables.write()
 
 
 def main(argv: Sequence[str]) -> None:

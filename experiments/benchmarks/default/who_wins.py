@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments import recording
+from experiments import page_tables
 from experiments.timing import earlier, kept, report
 from jaxcoll.contest import contest
 from jaxcoll.io.files import write_text
@@ -62,13 +62,13 @@ def main(argv: Sequence[str]) -> None:
     report("who_wins", found := kept("who_wins", rows(options.machines, before)))
     if options.record:
         together = beside(found, recorded())
-        write_text(recording.WHO_WINS, json.dumps({"rows": together}, indent=1) + "\n")
-        recording.write()
+        write_text(page_tables.WHO_WINS, json.dumps({"rows": together}, indent=1) + "\n")
+        page_tables.write()
 
 
 def recorded() -> list[dict[str, Any]]:
     """The rows that are recorded; none where nothing is."""
-    path = recording.WHO_WINS
+    path = page_tables.WHO_WINS
     return json.loads(path.read_text())["rows"] if path.is_file() else []
 
 

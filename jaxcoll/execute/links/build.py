@@ -1,7 +1,8 @@
-"""Compiles the player, as ``setup.py`` does; ``python -m jaxcoll.execute.links`` repeats it.
+"""Compiles the player of schedules into a shared library, when the package is installed.
 
-It takes some seconds, a C++ compiler and the headers of a jaxlib. XLA runs calls that were compiled
-with its own headers or earlier ones, so the library's file is named after their version.
+``setup.py`` calls ``build``, and ``python -m jaxcoll.execute.links`` repeats it. It takes some
+seconds, a C++ compiler, and the headers of the installed jaxlib. XLA accepts a library that was
+compiled with its own headers or with older ones, so the file is named after their version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ HEADER = Path(__file__).with_name("transport.h")
 
 
 def source_number() -> int:
-    """31 bits of the sources' digest, so that a library of other sources is not used."""
+    """31 bits of the sources' digest, which the library reports, so that an old one is not used."""
     text = b"".join(source.read_bytes() for source in (*SOURCES, HEADER))
     return int(hashlib.sha256(text).hexdigest()[:8], 16) >> 1
 
@@ -38,7 +39,7 @@ def headers() -> Path:
 
 
 def version_of(headers: Path) -> tuple[int, int]:
-    """The version of XLA's interface that the headers declare.
+    """The version of XLA's foreign function interface that the headers declare.
 
     Raises:
         RuntimeError: they declare no version.
@@ -46,10 +47,10 @@ def version_of(headers: Path) -> tuple[int, int]:
     try:
         text = (headers / "xla/ffi/api/c_api.h").read_text()
     except OSError as error:
-        raise RuntimeError(f"jaxlib has no headers of calls: {error}") from None
+        raise RuntimeError(f"jaxlib lacks the headers of XLA's FFI: {error}") from None
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
     if found[0] is None or found[1] is None:
-        raise RuntimeError(f"{headers} does not say which version of calls it declares")
+        raise RuntimeError(f"{headers} does not say which version of XLA's FFI it declares")
     return int(found[0][1]), int(found[1][1])
 
 
@@ -62,7 +63,8 @@ def build(folder: Path) -> Path:
     include = headers()
     major, minor = version_of(include)
     target = folder / PATTERN.replace("*", f"{major}.{minor}")
-    # Renamed when it is complete: a process that runs keeps the library that it has loaded.
+    # It gets its name only when it is complete, and replaces the old file instead of changing it:
+    # processes that have loaded that one go on with it.
     made = target.with_suffix(f".{os.getpid()}")
     command = [
         *shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O3", "-fPIC", "-shared",
@@ -74,6 +76,7 @@ def build(folder: Path) -> Path:
     except OSError as error:
         raise RuntimeError(f"no C++ compiler: {error}") from None
     if done.returncode:
+        # The first error is the one to read; those behind it usually follow from it.
         lines = done.stderr.splitlines()
         errors = [line for line in lines if "error:" in line] or lines or ["the compiler failed"]
         raise RuntimeError(errors[0])

@@ -1,12 +1,13 @@
 """Programs for an all_to_all whose blocks have unequal sizes.
 
-Any schedule of all_to_all runs with blocks of any sizes: a pair's rows are divided among its
-chunks, and a chunk without rows is not sent. So pairs without rows for each other cost nothing,
-neither a message nor, if no other pair has one, a permute.
+Any schedule of all_to_all runs with blocks of any sizes: the rows of a pair are divided among its
+chunks, and a chunk without rows is not sent. So a pair without rows costs no message, and a round
+without messages no permute.
 
-All ranks run one program, so all messages of a permute are as long as its longest. Messages of
-similar size share a round, and a round is cut in two where its shorter messages end, if that saves
-more bytes than a permute is worth (``spare``). With ``spare`` 0 only rows of blocks are sent.
+All ranks run one program, so all messages of a permute are as long as its longest. Therefore
+messages of similar size share a round. A round is also cut in two where its shorter messages end,
+if that saves more rows than a permute is worth (``spare``). With ``spare`` 0 every row that is sent
+belongs to a block.
 """
 
 from __future__ import annotations
@@ -83,25 +84,26 @@ def unequal_program(schedule: Schedule, pairs: PairRows, spare: int = 0) -> Perm
     """
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     chunk = np.asarray(schedule.chunk, np.int64)
-    offset, length = _dealt(schedule, pairs)
+    offset, length = _rows_of_chunks(schedule, pairs)
     has = length[chunk] > 0
     src, dst, chunk, step = src[has], dst[has], chunk[has], schedule.step[has]
-    num_rows, (sent, received) = _first_rows(schedule, pairs, (src, dst), chunk, offset, length)
+    num_rows, (sent, received) = _rows_of_sends(schedule, pairs, (src, dst), chunk, offset, length)
     # The send of a chunk becomes a send of each of its rows.
     send = np.repeat(np.arange(len(chunk)), length[chunk])
     nth = np.arange(len(send)) - np.searchsorted(send, send)
     adds = np.zeros(len(send), bool)
     columns = (src[send], dst[send], sent[send] + nth, received[send] + nth, adds)
     steps = coloured(schedule, columns, step[send], _by_size)
+    # If no rank forwards, and every pair has one message, rows can lie where their round puts them.
     messages = [pair for rounds in steps for r in rounds for pair in r.pairs]
     if num_rows == pairs.inputs + pairs.outputs and len(set(messages)) == len(messages):
-        steps, pairs = _by_rounds(steps, pairs)
+        steps, pairs = _placed_by_rounds(steps, pairs)
         num_rows = 2 * pairs.total
     steps = tuple(tuple(part for r in rounds for part in cut(r, spare)) for rounds in steps)
     return PermuteProgram(schedule.collective, num_rows, sides_of(schedule), steps, pairs)
 
 
-def _dealt(schedule: Schedule, pairs: PairRows) -> tuple[np.ndarray, np.ndarray]:
+def _rows_of_chunks(schedule: Schedule, pairs: PairRows) -> tuple[np.ndarray, np.ndarray]:
     """The first row of each chunk within the rows of its pair, and its number of rows."""
     n, what = schedule.topology.num_ranks, schedule.collective
     pair = what.owner.astype(np.int64) * n + what.target
@@ -120,8 +122,16 @@ def _dealt(schedule: Schedule, pairs: PairRows) -> tuple[np.ndarray, np.ndarray]
     return part * least + np.minimum(part, more), least + (part < more)
 
 
-def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
-    """Rows of a buffer, and for each end the first row of every send's chunk there."""
+def _rows_of_sends(schedule, pairs: PairRows, ends, chunk, offset, length):
+    """The number of rows of a buffer, and the first row of every send at its source and its end.
+
+    A buffer has the results first, then the inputs, then the chunks that a rank only forwards.
+
+    Args:
+        ends: the source and the destination of every send.
+        chunk: the chunk of every send.
+        offset, length: the first row of each chunk within its pair's rows, and its number of rows.
+    """
     what = schedule.collective
     owner, target = (of[chunk].astype(np.int64) for of in (what.owner, what.target))
     rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
@@ -130,7 +140,7 @@ def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
     at_owner = pairs.outputs + pairs.sent_from[owner, target] + offset[both]
     row = np.where(rank == owner, at_owner, row)
     num_rows = pairs.outputs + pairs.inputs
-    # Chunks that a rank only forwards have extra rows, as in ``rounds``.
+    # Every rank numbers the chunks that it only forwards from 0, each with its number of rows.
     passing = row < 0
     if passing.any():
         total = what.num_chunks
@@ -149,8 +159,11 @@ def _first_rows(schedule, pairs: PairRows, ends, chunk, offset, length):
 Steps = tuple[tuple[Round, ...], ...]
 
 
-def _by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
-    """The steps with all rows of a round in the same place on all ranks, and the places."""
+def _placed_by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
+    """The steps, and the places of rows, with each round's rows at the same place on all ranks.
+
+    Then a message is one slice of the buffer, the same on all ranks.
+    """
     total = sum(r.size for rounds in steps for r in rounds)
     first, at, placed = np.zeros_like(pairs.amounts), 0, []
     for rounds in steps:
@@ -166,7 +179,7 @@ def _by_rounds(steps: Steps, pairs: PairRows) -> tuple[Steps, PairRows]:
 
 @functools.lru_cache(maxsize=256)
 def _backwards(program: PermuteProgram) -> PermuteProgram:
-    """The reverse of a program with rows placed by rounds; arrivals go back in the same rounds."""
+    """A program with rows placed by rounds, run backwards: its arrivals go back round by round."""
     pairs = program.pairs
     if pairs is None:
         raise RuntimeError("a program without rows for pairs is not reversed; the schedule is")
@@ -182,7 +195,7 @@ def _backwards(program: PermuteProgram) -> PermuteProgram:
 
 
 def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarray:
-    """Rounds from that one of two colourings whose longest messages have the least sum."""
+    """The colouring, of two, whose rounds have the fewest rows, padded to their longest message."""
 
     def rows(colour: np.ndarray) -> int:
         longest = np.zeros(int(colour.max()) + 1, np.int64)
@@ -193,24 +206,23 @@ def _by_size(u: np.ndarray, v: np.ndarray, size: np.ndarray, sides) -> np.ndarra
 
 
 def cut(round_: Round, spare: int) -> list[Round]:
-    """A round cut into the parts with the fewest rows, where each part costs ``spare`` more.
+    """A round cut into the parts with the fewest unused rows, where each part costs ``spare`` more.
 
-    All cuts are at the ends of messages. The least cost for all rows up to the i-th end is that up
-    to an earlier end, plus a part of the rows between the two, in which the shorter messages are
-    padded to the longest.
+    All cuts are at the ends of messages. The least cost of all rows up to the i-th end is the least
+    cost up to some earlier end, plus that of one part from there to the i-th end, in which shorter
+    messages are padded.
     """
     lengths = np.sort((round_.send[[u for u, _ in round_.pairs]] >= 0).sum(axis=1))
     ends, counts = np.unique(lengths, return_counts=True)
     if len(ends) == 1:
         return [round_]
     ends = np.concatenate([[0], ends])
-    # The messages, and their rows, that end up to each end; a 0 is put in front.
+    # The number of messages that have ended at each end, and of their rows, from 0.
     ended = np.concatenate([[0], np.cumsum(counts)])
     rows = np.concatenate([[0], np.cumsum(counts * ends[1:])])
     least, cut = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
     for i in range(1, len(ends)):
-        # The padding from the end of each message that stops after the j-th cut, up to the i-th
-        # end.
+        # For a part from the j-th end to this one: the messages that end inside are padded to it.
         padding = (ended[i] - ended[:i]) * ends[i] - (rows[i] - rows[:i])
         cost = least[:i] + padding + spare
         cut[i] = int(cost.argmin())

@@ -23,10 +23,14 @@ from collections.abc import Mapping
 from jaxcoll.errors import FormatError
 from jaxcoll.io import xml
 from jaxcoll.io.sends import MSCCL_WORDS
-from jaxcoll.kinds import KINDS
+from jaxcoll.kinds import KINDS, REDUCE_SCATTER
 from jaxcoll.numerics import checks
 
+# Limits that all runtimes share: elements of the file that a GPU keeps, and characters of a value.
 MOST_ELEMENTS, MOST_CHARACTERS = 4095, 255
+
+
+# ---------------------------------------------------------------------- the runtimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Runtime:
         instructions: the most instructions of a block.
         blocks: the most blocks of a rank.
         channels: the most channels of a program.
-        reduce_scatter: its spelling of the collective.
+        reduce_scatter: its word for this collective, the only one that they spell differently.
     """
 
     name: str
@@ -49,9 +53,9 @@ class Runtime:
 
 
 RUNTIMES: Mapping[str, Runtime] = {
-    "msccl": Runtime("msccl", 256, 216, 32, "reduce_scatter"),
-    "azure": Runtime("azure", 256, 1024, 32, "reducescatter"),
-    "rccl": Runtime("rccl", 64, 64, 128, "reducescatter"),
+    "msccl": Runtime("msccl", 256, 216, 32, REDUCE_SCATTER.name),
+    "azure": Runtime("azure", 256, 1024, 32, MSCCL_WORDS[REDUCE_SCATTER.name]),
+    "rccl": Runtime("rccl", 64, 64, 128, MSCCL_WORDS[REDUCE_SCATTER.name]),
 }
 # The most that any runtime takes; no runtime reads more.
 MOST_INSTRUCTIONS = max(each.instructions for each in RUNTIMES.values())
@@ -74,6 +78,8 @@ def written_for(dialect: object) -> Runtime:
     return RUNTIMES[checks.choice(dialect, ("msccl", "azure"), "dialect", FormatError)]
 
 
+# ---------------------------------------------------------------------- programs
+
 # MSCCL's names of collectives -> jaxcoll's kinds.
 COLLECTIVES = {name: kind for kind, name in MSCCL_WORDS.items()}
 # microsoft/msccl writes two words where others write one.
@@ -82,9 +88,10 @@ COLLECTIVES |= {kind: kind for kind in COLLECTIVES.values() if KINDS[kind].ends_
 # protocols; a program that needs more deadlocks.
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
-# From the device structures: a step's count, and block numbers in a signed byte.
-MOST_COUNT, MOST_AWAITED = 71, 127
-MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
+# From the device structures: chunks of a step, block numbers in a signed byte, places of chunks.
+MOST_COUNT, MOST_AWAITED, MOST_CHUNKS = 71, 127, 2**15 - 1
+# Limits of this reader, so that a hostile file is refused before it takes memory.
+MOST_RANKS, MOST_STEPS = 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
 # Instructions of other tools that schedules of single sends do not have, and ``ra``, at which the
 # kernel stops; ``jaxcoll.prove`` runs the first two.

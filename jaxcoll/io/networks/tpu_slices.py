@@ -56,12 +56,6 @@ GENERATIONS: Mapping[str, Generation] = {
 }
 
 
-def is_name(text: str) -> bool:
-    """Whether a text has the form of the name of a slice of a known generation."""
-    found = _NAME.fullmatch(text.lower())
-    return bool(found) and found[1] in GENERATIONS
-
-
 @dataclasses.dataclass(frozen=True)
 class _Chip:
     """The attributes of a TPU device that ``Topology.from_devices`` reads."""

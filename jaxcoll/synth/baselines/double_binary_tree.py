@@ -12,9 +12,7 @@ from typing import ClassVar
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.baselines.tree_pipeline import AnySize, Tree, all_reduce
-from jaxcoll.synth.building.base import (
-    LAST,
-)
+from jaxcoll.synth.building.base import LAST
 from jaxcoll.topologies.generative.kautz_graphs import tree_parents
 from jaxcoll.topology import Topology
 

@@ -11,9 +11,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.baselines.tree_pipeline import AnySize, Tree, all_reduce
-from jaxcoll.synth.building.base import (
-    LATER,
-)
+from jaxcoll.synth.building.base import LATER
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.topology import Topology
 
@@ -53,12 +51,13 @@ class Tto(AnySize):
             )
         check_everyone(collective, self.name)
         first, second, third, other = three_trees(*sides)
-        share = (first, second, third, first, second, other)
-        return all_reduce(topology, collective, lambda _: share, self.pieces)
+        # Six parts of the data, two for each tree: so each form of the third tree has one.
+        parts = (first, second, third, first, second, other)
+        return all_reduce(topology, collective, lambda _: parts, self.pieces)
 
 
 def three_trees(rows: int, columns: int) -> tuple[Tree, Tree, Tree, Tree]:
-    """The trees over the ranks of a mesh, row by row, with both forms of the third."""
+    """The trees over the ranks of a mesh, numbered row by row, with both forms of the third."""
     rank = np.arange(rows * columns)
     row, column = np.divmod(rank, columns)
     up, down, left, right = rank - columns, rank + columns, rank - 1, rank + 1

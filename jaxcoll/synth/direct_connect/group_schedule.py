@@ -76,8 +76,8 @@ class GroupSchedule:
         """Prove that every rank receives every chunk once, from a rank that has it by then.
 
         The check is for rank 0's chunks; by translation the result holds for the chunks of any
-        rank. All of them run at the same time, as links take the chunks of all ranks in one
-        message.
+        rank. They do not get into each other's way, since a link takes the chunks of all ranks in
+        one message.
 
         Raises:
             ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first error.
@@ -235,6 +235,7 @@ def _hops(ahead):
 
 @kernel(cache=True)
 def _solve(hops, sets, links, top, bottom):
+    """Writes U of (3.1) for each step, as fractions ``top / bottom``."""
     order = np.empty(len(hops), np.int64)
     start = by_distance(hops, order)
     tight, used = np.zeros(len(hops), np.bool_), np.zeros(links, np.bool_)
@@ -246,6 +247,7 @@ def _solve(hops, sets, links, top, bottom):
 
 @kernel(cache=True)
 def _deliver(hops, sets, links, chunks, via):
+    """Writes, for each chunk of each rank, the number of the offset that brings it."""
     order = np.empty(len(hops), np.int64)
     start = by_distance(hops, order)
     # All links are equal here, so time is counted in chunks of the busiest one.
@@ -271,6 +273,7 @@ def _first_early(behind, step, via):
 
 @kernel(cache=True)
 def _count(step, via, found):
+    """Counts the chunks over the links of each offset in each step."""
     for r in range(1, len(step)):
         for k in range(via.shape[1]):
             found[step[r], via[r, k]] += 1

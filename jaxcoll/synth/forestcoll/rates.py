@@ -1,8 +1,9 @@
 """Step 1: how fast any schedule can be, and with how few trees per rank (Sec. 4.5.2).
 
-The optimum itself is found in ``bounds.throughput`` (Algorithm 1), for it is a bound too. Where the
-chunks of a collective cannot be shared out to as many trees as it needs, as few as divide them are
-taken, and the links are scaled to be the fastest that so few trees can use (Sec. 4.5.5).
+The optimum itself is found in ``bounds.throughput`` (Algorithm 1), because it is a bound as well.
+It needs a certain number of trees per rank. If that number does not divide the chunks of a shard,
+another one is taken which does, and the links are scaled to carry as much of so many trees as they
+can (Sec. 4.5.5).
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from jaxcoll.topology import Topology
 
 Weights = tuple[int, ...] | None
 
-# Trees per rank that are tried where the chunks per shard do not fit the optimum's (Sec. 4.5.5).
-_SCAN = 16
+# The most trees per rank that are tried in place of the optimum's number (Sec. 4.5.5).
+_MOST_TRIED = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A network, and the data that each link may carry.
+    """A network, and the number of trees that each link is to carry.
 
     Attributes:
         topology: the network.
-        best: how fast anything could be, and the cut that proves it.
+        best: the best rate of any schedule, and the cut that proves it.
         scaling: trees per rank, and trees that each link can carry.
-        is_exact: whether some link carries as many trees as ``scaling.U`` allows, as at the
-            optimum; links that were trimmed for a fixed k may turn out to be needed less than that.
+        is_exact: whether the trees fill some link, as they do at the optimum. With another number
+            of trees, capacities are rounded down to whole trees, and no link need be full.
     """
 
     topology: Topology
@@ -40,13 +41,13 @@ class Rates:
 def rates_for_chunks(
     topology: Topology, weights: Weights, chunks: int, k: int | None = None
 ) -> Rates:
-    """The fastest number of trees that divides the chunks, or k.
-
-    The optimum's own where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
+    """Rates for chunks that a whole number of trees per rank can share.
 
     Args:
         weights: size of each rank's shard relative to the others; equal when None.
         chunks: chunks per shard of weight 1.
+        k: trees per rank. When None, the optimum's number if it divides the chunks, and otherwise
+            the fastest divisor of up to 16 (Sec. 4.5.5).
 
     Raises:
         CollectiveError: k does not divide the chunks.
@@ -61,12 +62,12 @@ def rates_for_chunks(
         raise CollectiveError(
             f"k={k} trees per rank need a multiple of {k} chunks per shard, got {chunks}"
         )
-    numbers = [d for d in range(1, _SCAN + 1) if chunks % d == 0] if k is None else [k]
+    numbers = [d for d in range(1, _MOST_TRIED + 1) if chunks % d == 0] if k is None else [k]
     return Rates(topology, best, fastest(topology, best, numbers), is_exact=False)
 
 
 def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, ...]:
-    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own.
+    """Numbers of trees per rank worth trying: the fastest of up to 16, then the optimum's own.
 
     Args:
         root: the root of a broadcast, to whose trees the numbers then apply.
@@ -74,6 +75,6 @@ def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, 
     ranks = range(topology.num_ranks)
     weights = None if root is None else tuple(int(rank == root) for rank in ranks)
     best = known_optimum(topology, weights)
-    if best.k <= _SCAN:
+    if best.k <= _MOST_TRIED:
         return (best.k,)
-    return fastest(topology, best, range(1, _SCAN + 1)).k, best.k
+    return fastest(topology, best, range(1, _MOST_TRIED + 1)).k, best.k

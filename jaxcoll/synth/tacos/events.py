@@ -189,8 +189,8 @@ def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, ti
 def _match(net, now, direct, costs, work, goal, columns, time, count, first_block, size, sends):
     """Gives chunks to the idle links into the ranks that wait.
 
-    Algorithm 1, "Make link-chunk matches". Of the links into one rank, the one that would be done
-    first with a further chunk gets the next one.
+    Algorithm 1, "Make link-chunk matches": for each of these ranks, one chunk after another is
+    added to the message of one of its idle links, and then all its messages leave.
 
     Args:
         columns: receive the sends, with room for all.
@@ -215,6 +215,8 @@ def _match(net, now, direct, costs, work, goal, columns, time, count, first_bloc
         work.waits[v] = False
         if left[v] == 0:
             continue
+        # Each idle link has an empty message. The chunks of a message are a linked list: ``head``
+        # is the last that was added, and ``following`` leads from each to the one before it.
         idle, given = _idle_links(in_ptr, in_link, first, last, links, random, v), np.int64(0)
         for j in range(idle):
             load[j], number[j], head[j] = alpha[links[j]], 0, -1
@@ -227,20 +229,14 @@ def _match(net, now, direct, costs, work, goal, columns, time, count, first_bloc
             link = links[chosen]
             block = _look(net, now, direct, costs, candidates, first_block, link, v)
             if block < 0:
-                number[chosen] = most
+                number[chosen] = most  # as if it were full: there is nothing more that it can carry
                 continue
-            if moves and rule == _NEED:
-                rules.keep_farthest(candidates, block, distance[v], target)
-            elif moves and rule == _SCARCE:
-                rules.keep_fewest_ways(candidates, net, onward, link, block)
-            elif not moves and rule != _RANDOM:
-                if rule == _RAREST:
-                    rules.keep_rarest(candidates, block, copies)
-                elif rule == _SCARCE:
-                    rules.keep_scarcest(candidates, net, have, link, v, block, rate)
-                rules.keep_most_needed(candidates, net, lack, v, block, planes, carry)
-                if rule != _RAREST:
-                    rules.keep_rarest(candidates, block, copies)
+            if moves:
+                _prefer_moved(candidates, net, onward, target, distance, rule, link, v, block)
+            elif rule != _RANDOM:
+                _prefer_copied(
+                    candidates, net, have, lack, copies, rate, planes, carry, rule, link, v, block
+                )
             random[0] = next_random(random[0])
             s = draw_bit(candidates, WORDS, random[0]) + block * BLOCK
             block, word, bit = place(s, WORDS)
@@ -258,14 +254,39 @@ def _match(net, now, direct, costs, work, goal, columns, time, count, first_bloc
             load[chosen] += serial[link, sizes[s]]
         for j in range(idle):
             if head[j] >= 0:
-                first[links[j]], k = sends, head[j]
-                while k >= 0:  # the message's chunks, as they were linked while it grew
+                first[links[j]] = sends
+                k = head[j]
+                while k >= 0:
                     start[sends], edge[sends], slot[sends] = time, links[j], taken[k]
                     sends, k = sends + 1, following[k]
                 last[links[j]] = sends
                 finish = max(finish, time + load[j])
                 size = push(work.times, work.events, size, time + load[j], links[j])
     return sends, size, finish
+
+
+@kernel(inline="always")
+def _prefer_moved(candidates, net, onward, target, distance, rule, link, v, block):
+    """Keeps, of the point-to-point chunks that a link could carry, those that the rule prefers."""
+    if rule == _NEED:
+        rules.keep_farthest(candidates, block, distance[v], target)
+    elif rule == _SCARCE:
+        rules.keep_fewest_ways(candidates, net, onward, link, block)
+
+
+@kernel(inline="always")
+def _prefer_copied(candidates, net, have, lack, copies, rate, planes, carry, rule, link, v, block):
+    """Keeps, of the copied chunks that a link could carry, those that the rule prefers.
+
+    A preference is followed by others, which choose among its equals.
+    """
+    if rule == _RAREST:
+        rules.keep_rarest(candidates, block, copies)
+    elif rule == _SCARCE:
+        rules.keep_scarcest(candidates, net, have, link, v, block, rate)
+    rules.keep_most_needed(candidates, net, lack, v, block, planes, carry)
+    if rule != _RAREST:
+        rules.keep_rarest(candidates, block, copies)
 
 
 @kernel(inline="always")

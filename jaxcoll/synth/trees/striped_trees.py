@@ -1,12 +1,13 @@
 """Striped trees: a broadcast over low trees, where each host forwards in only one of them.
 
-In one tree with two children per host, every inner host sends all data twice, and leaves send
-nothing. So the data are cut into stripes with a tree each, and the hosts inside one tree are leaves
-of all others: with two trees of two children each, every host sends two halves. Such trees are low,
-while a chain through the hosts is as long as their number.
+In a single tree with two children per host, every inner host sends all data twice, and the leaves
+send nothing. So the data are cut into stripes, each with a tree of its own, and an inner host of
+one tree is a leaf of all others. With two stripes and two children, every host sends two halves.
+Such trees are low, whereas a chain has a link for every host.
 
-For example, from host 0 to seven others with two children, hosts 1, 3, 5 and 7 are inside the first
-tree, and 2, 4 and 6 inside the second. Both are four links high; a chain would have seven.
+For example, two stripes go from host 0 to seven others. Hosts 1, 3, 5 and 7 are inner hosts of the
+first tree, and hosts 2, 4 and 6 of the second. Both trees are four links high; a chain would have
+seven.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow, edge_before
 
-# Up to this number of ranks the trees of ``ForestColl``, which fill links better, are low enough.
+# Up to this number of ranks the trees of ``ForestColl`` are low enough, and they fill links better.
 _FEW_RANKS = 64
-# Numbers of pieces of all stripes of all indices. Few are tried, since the gain of more is soon
-# known. Where ranks have one link out, sends are put in order one by one, in twice the time.
+# Numbers of pieces of the whole data. Few are tried: these show whether more pieces gain anything.
+# Where ranks have one link out, sends are put in order one by one, in twice the time.
 _PIECES = (8, 128, 1024, 3072, 6144)
 _PIECES_BY_ONE_PORT = (8, 128, 512, 3072)
 # Those of one index of hosts of 8 ranks, for the choice of the degree.
@@ -50,21 +51,22 @@ _PACE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class StripedTrees(Synthesizer):
-    """Broadcast over trees of hosts, interior-disjoint, one for each rank of a host and stripe.
+    """Broadcast over interior-disjoint trees of hosts, several for each rank of a host.
 
-    SplitStream (Castro et al., "SplitStream: high-bandwidth multicast in cooperative environments",
-    SOSP 2003) between hosts, along rails: the trees of index i join the ranks i of all hosts, so
+    Between hosts this is SplitStream (Castro et al., "SplitStream: high-bandwidth multicast in
+    cooperative environments", SOSP 2003). The trees of index i join the i-th ranks of all hosts, so
     that every port of a host is in use, and each of these ranks passes its stripe on to the others
-    of its host. The root's host gets its share of every stripe from the root. The stripes of the
-    root's own index are spread over several ranks of its host, so that the root does not send them
-    to all.
-    Hosts are those of ``HierarchicalTree``, of consecutive ranks. An index with a rank whose links
-    are slower than usual has no trees: its ranks are leaves in those of the others.
+    of its host. Hosts are those of ``HierarchicalTree``, of consecutive ranks.
+
+    In the root's host, the i-th rank gets the stripes of index i from the root. The root sends the
+    stripes of its own index to only two ranks of its host, which pass them on to the others there.
+    An index with a rank whose links are slower than usual has no trees, and its ranks are leaves in
+    those of the other indices.
 
     Attributes:
-        degree: stripes per rank of a host, and children of a host in the tree that it is inside of.
-            When omitted, it is the number from 2 to 16 that delays the last piece least.
-        inner: ranks per host; read off the network when omitted, 1 if it has no hosts.
+        degree: stripes per index, which is also the number of children of an inner host. When
+            omitted, it is the number from 2 to 16 that delays the last piece least.
+        inner: ranks per host; when omitted those of the network, 1 if it has no hosts.
         nbytes: bytes of the buffer for which the degree is chosen.
 
     Raises:
@@ -112,8 +114,8 @@ class StripedTrees(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: groups.
-            TopologyError: hosts that do not divide the ranks.
+            CollectiveError: there are groups.
+            TopologyError: the ranks of a host do not divide all ranks.
         """
         check_everyone(collective, self.name)
         chunks = collective.chunks_per_shard
@@ -126,11 +128,11 @@ class StripedTrees(Synthesizer):
         """The trees of a root, each with the same part of the data.
 
         Args:
-            chunks: number of chunks that the trees share evenly; if it is not a multiple of the
-                trees, fewer trees are used.
+            chunks: number of chunks that the trees share evenly. If it is not a multiple of the
+                number of trees, fewer trees are used.
 
         Raises:
-            TopologyError: hosts do not divide the ranks.
+            TopologyError: the ranks of a host do not divide all ranks.
         """
         n, (inner, degree) = topology.num_ranks, self._shape(topology)
         stripes = interior_disjoint(n // inner, degree)
@@ -162,20 +164,20 @@ class StripedTrees(Synthesizer):
         return dataclasses.replace(made, inverse=made.slowest_link(), certificate=claims)
 
     def _rails(self, topology: Topology, inner: int) -> list[int]:
-        """The indices whose ranks are inside trees: those without a slow rank, or else all."""
+        """The indices that have trees: those without a slow rank, or all if none is without."""
         if not 1 < inner < topology.num_ranks:
             return list(range(inner))
         is_slow = (rail_slowness(topology, inner) > SLOW).any(axis=0)
         fast = np.flatnonzero(~is_slow.reshape(-1, inner).any(axis=0))
-        # A slow rank inside trees holds up all ranks below it; without its index, the others carry
-        # a little more.
+        # A slow inner rank would hold up all ranks below it. Without its index, the others only
+        # have to carry a little more.
         return fast.tolist() or list(range(inner))
 
     def _shape(self, topology: Topology) -> tuple[int, int]:
-        """Ranks per host and the degree.
+        """Ranks per host, and the degree.
 
         Raises:
-            TopologyError: hosts do not divide the ranks.
+            TopologyError: the ranks of a host do not divide all ranks.
         """
         try:
             inner = ranks_below(topology, self.name) if self.inner is None else self.inner
@@ -213,10 +215,10 @@ def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction)
 
 
 def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
-    """The degree with which the last piece arrives first after the time of all data.
+    """The degree with which the last piece arrives soonest.
 
-    The piece waits at every host inside its tree until it has left to all children, and crosses the
-    network. More children mean a longer wait, at fewer consecutive hosts.
+    On its way down the piece crosses the network once per link of its tree, and at every inner host
+    it leaves to one child after another. More children mean a longer wait at fewer hosts.
     """
     hosts = topology.num_ranks // inner
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, inner, np.int32)).path(0)
@@ -235,10 +237,11 @@ def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
 
 
 def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
-    """Trees from host 0, as the parent of each host (-1 for host 0); each host is inside one tree.
+    """Trees from host 0, each as the parent of every host (-1 for host 0).
 
-    Host v is inside tree (v - 1) mod ``degree``, with ``degree`` children. If hosts do not divide
-    evenly, some trees have no place for all leaves; these go to hosts with one child less.
+    Host v is an inner host of tree (v - 1) mod ``degree`` only, where it has up to ``degree``
+    children. If ``degree`` does not divide the hosts evenly, some trees have fewer inner hosts than
+    their leaves need; the leaves that remain go to hosts that have a child less than they may.
 
     Args:
         hosts: number of hosts, more than ``degree``, so that every tree has an inner host.
@@ -248,9 +251,9 @@ def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
     for tree in range(degree):
         parent, is_inside = np.full(hosts, -1), (host - 1) % degree == tree
         inside, leaves = (host[1:][which[1:]] for which in (is_inside, ~is_inside))
-        # From the root down, all inner hosts come before any leaf, which makes the lowest tree. The
-        # last leaves come first: as the last inside their own trees they have fewer children, and
-        # places for more.
+        # Filled from the root down, a tree is lowest if all inner hosts come before any leaf. The
+        # last hosts are the first leaves: at the bottom of their own trees they have fewer children
+        # than they may, and so can take leaves that remain.
         order = np.concatenate([inside, leaves[::-1]])
         above = np.append(0, np.repeat(inside, degree))[: len(order)]
         parent[order[: len(above)]] = above
@@ -267,11 +270,12 @@ def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
 
 
 def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
-    """The parent of each rank in the tree of one index of the hosts and a stripe; -1 for the root.
+    """The parent of each rank in the tree of an index and a stripe; -1 for the root.
 
     Args:
-        above: the parent of each host in a tree of hosts; host 0 stands for the root's host.
-        turn: number by which ranks of the root's host take turns.
+        above: the parent of each host in the tree of hosts; host 0 stands for the root's host.
+        rail: the index.
+        turn: the stripe's number, so that the ranks of the root's host take turns.
     """
     hosts = len(above)
     first = (root // inner + np.arange(hosts)) % hosts * inner

@@ -116,14 +116,11 @@ class Family:
         name: the name, as in Table A.3 if that lists the family.
         build: makes the member for given arguments.
         find: yields the arguments of the members of a size and degree, none or several.
-        has_bfb: whether the best known schedule is a BFB schedule; if not, it is stored in
-            ``jaxcoll.synth.direct_connect.searched``.
     """
 
     name: str
     build: Callable[..., Digraph]
     find: Callable[[int, int], Iterator[Arguments]]
-    has_bfb: bool = True
 
     def members(self, size: int, degree: int) -> tuple[Member, ...]:
         """The members of a size and degree, not built."""
@@ -257,7 +254,7 @@ _ALL = (
         lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
     ),
     Family("unidirectional ring", unidirectional_ring, lambda n, d: _only(True, d, n)),
-    Family("Diamond", diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False),
+    Family("Diamond", diamond, lambda n, d: _only((n, d) == (8, 2))),
     Family(
         "de Bruijn",
         de_bruijn,
@@ -269,7 +266,6 @@ _ALL = (
         lambda n, d: (
             (d, k) for k in range(2, n.bit_length()) if d**k == n and kautz_graphs.is_known(d, k)
         ),
-        has_bfb=False,
     ),
     Family(
         "distance-regular",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.links import free_port, mpiexec
+from experiments.autoccl.trials import free_port
+from experiments.benchmarks.links import mpiexec
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.links import transport
 from tests.execute.lowerings.player import is_compiled, mpi_of_one_rank

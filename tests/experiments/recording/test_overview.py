@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import overview, recording, study
+from experiments import overview, page_tables, recording, study
 from experiments.config import EXPERIMENTS
 from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.synth import Tacos
@@ -68,7 +68,7 @@ def blank(path, figure):
 def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(recording, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(recording, "DOCS", tmp_path)
+    monkeypatch.setattr(page_tables, "DOCS", tmp_path)
     monkeypatch.setattr(study, "write_figure", blank)
     assert overview.main(["--ci", "tacos-fig-10"]) == 0
     assert overview.main(["tacos-fig-14"]) == 0
@@ -115,7 +115,7 @@ def test_studies_on_devices_have_a_process_per_size(monkeypatch, tmp_path):
 
 def test_figures_of_pages_are_those_of_the_recorded_run(monkeypatch, tmp_path):
     monkeypatch.setattr(recording, "RECORDS", tmp_path)
-    monkeypatch.setattr(recording, "DOCS", tmp_path)
+    monkeypatch.setattr(page_tables, "DOCS", tmp_path)
     (tmp_path / "images").mkdir()
     pictured = dataclasses.replace(EXPERIMENTS["tacos-fig-14"], pictured=True)
     monkeypatch.setitem(EXPERIMENTS, "tacos-fig-14", pictured)

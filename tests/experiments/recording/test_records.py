@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from experiments import overview, recording
+from experiments import overview, page_tables, recording
 from experiments.config import EXPERIMENTS
 from experiments.study import describe_machine
 
@@ -185,19 +185,19 @@ def test_measured_columns_exist():
 )
 def test_figures_in_pages_are_what_is_recorded(page):
     """`python -m experiments.overview` writes them."""
-    text = (recording.DOCS / page).read_text()
+    text = (page_tables.DOCS / page).read_text()
     assert "<!-- rows: " in text
-    assert recording.generated(text) == text
+    assert page_tables.generated(text) == text
 
 
 def test_every_block_is_on_a_page():
-    text = "".join(path.read_text() for path in recording.DOCS.glob("*.md"))
-    assert sorted(re.findall(r"<!-- rows: ([\w-]+) -->", text)) == sorted(recording.BLOCKS)
+    text = "".join(path.read_text() for path in page_tables.DOCS.glob("*.md"))
+    assert sorted(re.findall(r"<!-- rows: ([\w-]+) -->", text)) == sorted(page_tables.BLOCKS)
 
 
 def test_blocks_are_replaced_and_nothing_else(monkeypatch):
     monkeypatch.setattr(
-        recording, "BLOCKS", {"a": lambda: recording.table(["x"], [[1.25], [None]])}
+        page_tables, "BLOCKS", {"a": lambda: page_tables.table(["x"], [[1.25], [None]])}
     )
     text = "before\n<!-- rows: a -->\nold\n<!-- end of rows -->\nafter\n"
-    assert recording.generated(text) == text.replace("old\n", "| x |\n| --- |\n| 1.2 |\n|  |\n")
+    assert page_tables.generated(text) == text.replace("old\n", "| x |\n| --- |\n| 1.2 |\n|  |\n")

@@ -29,7 +29,6 @@ latency: [ 500.0, 2000 ]
 )  # fmt: skip
 def test_names_of_slices(name: str, sides: tuple[int, ...]):
     assert tpu_slices.sides(name)[1] == sides
-    assert tpu_slices.is_name(name)
 
 
 def test_a_slice_is_the_network_of_its_sides():
@@ -52,7 +51,6 @@ def test_a_slice_is_the_network_of_its_sides():
 def test_names_of_no_slice(name: str, message: str):
     with pytest.raises(TopologyError, match=message):
         tpu_slices.sides(name)
-    assert not tpu_slices.is_name("ring:4")
 
 
 def test_the_first_dimension_of_astra_sim_runs_fastest(tmp_path):

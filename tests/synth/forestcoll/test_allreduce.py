@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.bounds.all_reduce import (
+from jaxcoll.bounds.all_reduce import all_reduce_bound
+from jaxcoll.bounds.all_reduce_proofs import (
     DualVariables,
-    all_reduce_bound,
     is_routable,
     proved_rate,
     reached_rate,

@@ -1,10 +1,11 @@
-"""A shortcut for step 2: capacity is paired by a guess for a tier of switches, which flows verify.
+"""A shortcut for step 2: the capacity of a whole tier of switches is paired by one guess.
 
-The exact way asks a flow per rank for every pair of links of every switch. Here all capacity of the
-switches of a tier is paired at once (``pairings``), and one flow per rank says whether every rank
-still gets every tree. Where no guess holds, the splits that a flow objects to are taken back until
-the others hold, and the rest is paired again; what no guess pairs is split off exactly
-(``edge_splitting``).
+To remove a switch, capacity from u into it is paired with capacity from it to t, and becomes
+capacity from u to t: a *split*. The exact way (``edge_splitting``) computes a flow per rank for
+every pair of links of every switch. Here all capacity of the switches of a tier is paired at once
+by a simple rule (``pairings``), and one flow per rank shows whether every rank still gets every
+tree. If not, splits are taken back until the others hold, and the next rule pairs the rest. The
+remainder goes the exact way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from jaxcoll.synth.forestcoll.edge_splitting import (
 from jaxcoll.synth.forestcoll.shortcuts.pairings import NAMES, pairing
 from jaxcoll.topology import Topology
 
-Split = tuple[int, int, int, int]  # u, w, t and an amount of (u, w) and (w, t)
+# u, w, t and an amount: so much capacity of (u, w) and (w, t), by the switch w, becomes (u, t).
+Split = tuple[int, int, int, int]
 
 # Sums of capacities stay exact in 64 bits below this, with two bits to spare for a flow and its
 # residual; above it NumPy would wrap around in silence, and Python's integers take over.
@@ -33,11 +35,10 @@ _SAFE = 2**61
 
 
 def paired_switches(topology: Topology, scaling: Scaling) -> Logical:
-    """The network without switches, in mostly less time than ``remove_switches`` takes.
+    """The network without switches, as from ``remove_switches``, but mostly in less time.
 
-    Each switch of the result is said to be removed by the name of the pairing that held for its
-    tier, "repaired" where parts of several pairings did, and "split" where some of its capacity was
-    split off exactly.
+    The result says how each switch was removed: by the name of the rule that held for its tier,
+    "repaired" where parts of several rules did, "split" where some capacity went the exact way.
 
     Raises:
         TopologyError: as ``remove_switches``.
@@ -46,7 +47,6 @@ def paired_switches(topology: Topology, scaling: Scaling) -> Logical:
     level, all_tiers = topology.hops_to_rank.tolist(), tiers(topology)
     left = [w for tier in all_tiers for w in tier]
     how: list[str] = []
-    # A switch whose ports lead to ranks only is paired by the hosts that these belong to.
     while left:
         part = _next_part(network, all_tiers, left)
         how += _pair(network, part, level)
@@ -55,7 +55,7 @@ def paired_switches(topology: Topology, scaling: Scaling) -> Logical:
 
 
 def _next_part(network: Capacities, all_tiers: list[list[int]], left: list[int]) -> list[int]:
-    """The first switches of one tier, up to one that has capacity from or to another of them."""
+    """The first switches of one tier, up to the first that is joined to one of them."""
     near: dict[int, set[int]] = {w: set() for w in left}
     for u, v in network.capacity:
         if u in near and v in near:
@@ -64,8 +64,8 @@ def _next_part(network: Capacities, all_tiers: list[list[int]], left: list[int])
     tier = next(tier for tier in all_tiers if left[0] in tier)
     chosen: list[int] = []
     for w in left:
-        # Splits of switches that are not joined use disjoint ports, so that a single flow per rank
-        # verifies all of them at once.
+        # Switches that are not joined to one another share no link, so their splits do not
+        # interact, and a single flow per rank verifies all of them.
         if w not in tier or not near[w].isdisjoint(chosen):
             break
         chosen.append(w)
@@ -73,11 +73,11 @@ def _next_part(network: Capacities, all_tiers: list[list[int]], left: list[int])
 
 
 def _pair(network: Capacities, switches: list[int], level: Sequence[int]) -> list[str]:
-    """Split off switches that are not joined to one another: guessed, repaired, or exactly."""
+    """Remove switches that are not joined to one another; says how each was removed."""
     seen = []
+    # "spread" comes first because it keeps trees low.
     for name in NAMES:
-        # "spread" comes first because it keeps trees low. On small networks several names give the
-        # same splits.
+        # On small networks several rules give the same splits.
         splits = _guessed(network, switches, name, level)
         if splits in seen:
             continue
@@ -85,9 +85,8 @@ def _pair(network: Capacities, switches: list[int], level: Sequence[int]) -> lis
         if holds(network, splits):
             _split(network, splits)
             return [name] * len(switches)
-    # No pairing holds as a whole. Of each as much is kept as holds, and the rest is paired again by
-    # the next name, until a round of all names keeps nothing more; the remainder goes the exact
-    # way.
+    # No rule holds as a whole. So as much of each is kept as holds, and the next rule pairs the
+    # rest, until all rules in a row keep nothing more. The remainder goes the exact way.
     left, turn, idle = list(switches), 0, 0
     while left and idle < len(NAMES):
         held = most_of(network, _guessed(network, left, NAMES[turn % len(NAMES)], level))
@@ -103,7 +102,8 @@ def _pair(network: Capacities, switches: list[int], level: Sequence[int]) -> lis
 def _guessed(
     network: Capacities, switches: Iterable[int], name: str, level: Sequence[int]
 ) -> list[Split]:
-    """One pairing of all capacity of some switches."""
+    """The splits by which a rule pairs all capacity of some switches."""
+    # A switch whose ports lead to ranks only is paired by the hosts that these belong to.
     ports, group = network.ports(switches), _groups(network)
     return [
         (u, w, t, amount)
@@ -115,7 +115,10 @@ def _guessed(
 
 
 def _groups(network: Capacities) -> dict[int, int]:
-    """For each rank the least rank of its component among the ranks; a switch is its own."""
+    """For each rank the least rank of its host; for a switch, the switch itself.
+
+    A host is what links between ranks hold together.
+    """
     n = network.topology.num_ranks
     direct = np.asarray([pair for pair in network.capacity if max(pair) < n], np.int64)
     ends = direct.reshape(-1, 2).T
@@ -123,7 +126,7 @@ def _groups(network: Capacities) -> dict[int, int]:
 
 
 def _split(network: Capacities, splits: Sequence[Split]) -> None:
-    """Make splits, paths and all."""
+    """Make splits, and keep the paths that the new capacity takes."""
     for split in splits:
         network.change(*split)
         network.route(*split)
@@ -140,11 +143,11 @@ def holds(network: Capacities, splits: Sequence[Split]) -> bool:
 
 
 def most_of(network: Capacities, splits: Sequence[Split]) -> list[Split]:
-    """The largest parts of some splits, or nearly, that leave every rank every tree.
+    """As much of some splits as leaves every rank every tree; nearly the most that does.
 
-    All are made tentatively. A rank that falls short by d names a cut, which only splits whose
-    switch lies on the other side than both its ports have narrowed: d of these are taken back
-    (Theorem 28 for many pairs at once). One flow per rank, and one per cut that is found.
+    First all splits are made. If a rank then falls short by d, its flow names a cut that is too
+    narrow by d, and d of the splits that narrowed this cut are taken back (Theorem 28, for many
+    pairs at once). That takes a flow per rank, and one more for each cut that is found.
     """
     n, before = len(network.trees), network.capacity
     after = dict(before)
@@ -154,13 +157,14 @@ def most_of(network: Capacities, splits: Sequence[Split]) -> list[Split]:
     network.capacity = before
     pairs = list(dict.fromkeys([*before, *after]))
     number = {pair: i for i, pair in enumerate(pairs)}
-    # Columns instead of dictionaries: for each cut many splits are taken back in part, and the
-    # flow network keeps its arcs while their capacities change.
+    # From here on capacities are columns, because for each cut many splits are taken back in part,
+    # and because the flow network keeps its arcs while capacities change.
     columns = np.asarray([split[:3] for split in splits], np.int64).reshape(-1, 3)
     whole = sum(before.values()) + sum(network.trees) < _SAFE
     dtype = np.int64 if whole else object
     amount = np.asarray([split[3] for split in splits], dtype)
-    # Room of each pair, of the loops (u = t), which count nowhere, and of the roots.
+    # Capacity of each pair, then of a loop, then of the roots. Splits with u = t add to the loop,
+    # which carries nothing and is left out of the flow.
     room = np.asarray([after.get(p, 0) for p in pairs] + [0, *network.trees], dtype)
     loop = len(pairs)
     arcs = np.asarray(
@@ -178,11 +182,10 @@ def most_of(network: Capacities, splits: Sequence[Split]) -> list[Split]:
             break
         checked = short.target
         side = short.source_side[columns]
-        # Only a split with its switch on one side of the cut and both its ports on the other
-        # has narrowed it: the path u, w, t crossed out and in again, the link (u, t) does not
-        # cross at all.
+        # A split has narrowed the cut only if its switch is on one side, and both u and t are on
+        # the other: the path u, w, t crossed the cut, and the link (u, t) does not.
         narrowing = np.flatnonzero((side[:, 0] == side[:, 2]) & (side[:, 0] != side[:, 1]))
-        narrowing = narrowing[::-1]  # the last first
+        narrowing = narrowing[::-1]  # those made last are taken back first
         total = np.cumsum(amount[narrowing])
         rest = np.maximum(need - short.flow - (total - amount[narrowing]), 0)
         back = np.minimum(amount[narrowing], rest)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments import recording
+from experiments import page_tables
 from experiments.benchmarks import forestcoll
 from experiments.forestcoll import tables
 from jaxcoll.topologies import dgx_a100, mi250, torus
@@ -47,15 +47,15 @@ def test_networks_without_a_grid_are_measured_and_recorded(monkeypatch, tmp_path
     names = ("two rings of 3", "two rings of 4")
     small = {n: lambda n=n: forestcoll.two_rings(int(n[-1])) for n in names}
     monkeypatch.setattr(forestcoll, "NETWORKS", small)
-    monkeypatch.setattr(recording, "SCALE", tmp_path / "scale.json")
-    monkeypatch.setattr(recording, "DOCS", tmp_path)
+    monkeypatch.setattr(page_tables, "SCALE", tmp_path / "scale.json")
+    monkeypatch.setattr(page_tables, "DOCS", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("<!-- rows: forests-at-scale -->\n<!-- end of rows -->\n")
     forestcoll.record_scale([forestcoll.measure_scale(n, small[n]()) for n in reversed(names)])
-    before = json.loads(recording.SCALE.read_text())
+    before = json.loads(page_tables.SCALE.read_text())
     forestcoll.main(["--scale", "of 3", "--record"])
     assert (tmp_path / "results/bench/forestcoll-scale.json").is_file()
-    record = json.loads(recording.SCALE.read_text())
+    record = json.loads(page_tables.SCALE.read_text())
     assert list(record) == list(before) == list(names)
     assert record[names[1]] == before[names[1]]
     assert [row["ranks"] for row in record.values()] == [6, 8]
