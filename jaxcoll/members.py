@@ -129,7 +129,8 @@ def beside_lone_ranks(found: Schedule, whole: Collective) -> Schedule:
     """
     moved = _first_chunks(whole, found.collective.groups) - found.collective.chunk_ptr[:-1]
     chunk = found.chunk + moved[found.collective.group_of_chunk[found.chunk]]
-    return dataclasses.replace(found, collective=whole, chunk=chunk)
+    sends = (found.step_ptr, found.edge, chunk, found.reduce)
+    return Schedule(found.topology, whole, found.edges, *sends, found.provenance)
 
 
 def _first_chunks(whole: Collective, groups: Container[tuple[int, ...]]) -> np.ndarray:

@@ -350,9 +350,9 @@ def axis_schedule(
 ) -> Schedule:
     """One verified schedule for all groups along an axis of a mesh, on the wires of all devices.
 
-    Groups that run at the same time share links wherever their routes meet. Synthesized together,
-    no link is given to two groups at once without the schedule knowing. ``jc.psum`` and the others
-    take it inside ``jax.shard_map`` over the whole mesh::
+    Groups that run at the same time share links wherever their routes meet. They are synthesized
+    together, so that the schedule takes this into account. ``jc.psum`` and the others take it
+    inside ``jax.shard_map`` over the whole mesh::
 
         schedule = jc.axis_schedule(mesh, "model", "all_reduce")
         jc.psum(x, "model", schedule=schedule)

@@ -258,6 +258,11 @@ class Schedule:
         return np.append(np.flatnonzero(starts), self.num_sends)
 
     @functools.cached_property
+    def messages_in_step(self) -> np.ndarray:
+        """Number of messages of each step, int64 of shape (steps,)."""
+        return np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
+
+    @functools.cached_property
     def helped(self) -> np.ndarray:
         """Whether each send comes to, or passes, a rank outside its group; bool (sends,)."""
         edges, group = self.edges, self.collective.group_of_rank
@@ -322,15 +327,14 @@ class Schedule:
             "messages": f"{self.num_messages:,}",
             "sends": f"{self.num_sends:,}",
         }
-        in_step = np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
-        share = in_step / max(in_step.max(initial=1), 1)
+        share = self.messages_in_step / max(self.messages_in_step.max(initial=1), 1)
         drawing = pictures.bars(share, "messages by step")
         return pictures.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
     def check_claims(self) -> None:
-        """Refuse a collective that is too large to be looked at for the few sends there are.
+        """Refuse a collective that is far too large for the few sends of this schedule.
 
-        Whoever verifies or times a schedule keeps a number for each rank and chunk.
+        Verifying or timing a schedule takes memory for each rank and chunk.
 
         Raises:
             ScheduleError: fewer sends than a collective of millions of chunks takes.
@@ -348,9 +352,9 @@ class Schedule:
     def reverse(self) -> Schedule:
         """The schedule run backwards: of the dual collective, on the transposed topology.
 
-        A complete chunk that was copied becomes a partial sum given away, and the reverse
-        (TACOS, Sec. IV-E, Fig. 11). Sound if this one is, unless it takes chunks to ranks that
-        neither want nor pass them on: run backwards, those have nothing to give.
+        A copy of a complete chunk becomes a partial sum that is given away, and vice versa (TACOS,
+        Sec. IV-E, Fig. 11). The result is correct if this schedule is, unless chunks are sent to
+        ranks that neither want them nor pass them on: backwards, those have nothing to give.
         """
         dual = self.collective.dual()
         # Why a gather backwards is a sum: a rank that was sent a chunk and sent it on to two others
@@ -384,7 +388,8 @@ class Schedule:
         topology = self.topology.relabel(image)
         edges = self.edges.relabel(image, self.topology.relabel_links(image))
         collective = self.collective.relabel(image)
-        return dataclasses.replace(self, topology=topology, edges=edges, collective=collective)
+        sends = (self.step_ptr, self.edge, self.chunk, self.reduce)
+        return Schedule(topology, collective, edges, *sends, self.provenance)
 
     def with_provenance(self, provenance: Provenance) -> Schedule:
         """The same schedule with another provenance."""

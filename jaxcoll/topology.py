@@ -150,7 +150,8 @@ class Topology(Links):
     def transpose(self) -> Topology:
         """The network with every link reversed; made once.
 
-        A sum is a copy backwards: switches that add copy there, and those that copy add.
+        A sum run backwards is a copy: switches that add copy in the transpose, and switches that
+        copy add.
         """
         return self._transposed
 
@@ -196,8 +197,8 @@ class Topology(Links):
         """The network that is left when links, ranks or switches fail.
 
         Surviving ranks are numbered from 0 in their old order: rank r is the r-th that survives.
-        A failed rank takes its links with it; switches stay. So does the grid where the survivors
-        fill one with all its links, as a torus without a row; generators are dropped.
+        The links of a failed rank fail with it; switches stay. The grid stays if the survivors fill
+        one with all its links, as in a torus without a row. Generators are dropped.
 
         Args:
             links: numbers of links, or pairs (u, v) for all links from vertex u to vertex v; a
@@ -232,8 +233,8 @@ class Topology(Links):
     def scaled(self, factors: Mapping[Any, Number]) -> Topology:
         """The network with links that are slower or faster than they were.
 
-        A cable that fell back to half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``, a rail
-        that did ``scaled({"rail 2": 0.5})``. Ranks, their grid and latencies stay; generators are
+        A cable at half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``, and a rail at half its
+        speed ``scaled({"rail 2": 0.5})``. Ranks, their grid and latencies stay; generators are
         dropped.
 
         Args:
@@ -250,7 +251,7 @@ class Topology(Links):
         return self._became(left, np.arange(self.num_vertices))
 
     def with_in_network(self, copying: Any = (), adding: Any = ()) -> Topology:
-        """The network of the same links whose switches do this, and nothing else, but forward.
+        """The network with the same links, whose switches do exactly this besides forwarding.
 
         Args:
             copying: switches that copy: True for all, or numbers of vertices or their names.
@@ -279,7 +280,7 @@ class Topology(Links):
 
     @property
     def whole(self) -> Topology:
-        """The network before ``without`` and ``scaled`` made this one of it, or itself."""
+        """The network to which ``without`` and ``scaled`` were applied; itself if neither was."""
         return self if self._whole is None else self._whole[0]
 
     @property
@@ -289,7 +290,7 @@ class Topology(Links):
 
     @functools.cached_property
     def losses(self) -> Losses:
-        """Links, ranks and switches missing beside ``whole``, or of other speed; false if none."""
+        """Links, ranks and switches of ``whole`` gone or of another speed; false if none."""
         whole, left = ((each._wiring, each.exact_bandwidth) for each in (self.whole, self))
         return failures.losses(*whole, *left, self.whole_vertices.tolist())
 
@@ -426,8 +427,8 @@ class Topology(Links):
             alpha: seconds per link, instead of the device kind's.
             bandwidth: bytes per second per link, instead of the device kind's.
             wrap: for TPU slices, which dimensions close into rings, instead of the kind's rule.
-            within: for TPUs, all devices of the slice, whose dimensions ``wrap`` then is about;
-                those of the devices' client when omitted, or the devices given where there is none.
+            within: for TPUs, all devices of the slice, to whose dimensions ``wrap`` then refers;
+                those of the devices' client when omitted, or the given devices if they have none.
 
         Raises:
             TopologyError: no devices, objects of another type, devices of several kinds,

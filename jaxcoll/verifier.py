@@ -49,7 +49,7 @@ _SENDS_AT_ONCE = 1 << 22
 _PAIRS_AT_ONCE = 1 << 25
 
 
-def verify(schedule: Schedule | CompactSchedule | TreeFlow | OrbitSchedule) -> None:
+def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     """Prove that a schedule carries out its collective.
 
     This is proved: every edge is a path of links; every send has its chunk (in full for a
@@ -62,7 +62,7 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow | OrbitSchedule) -> N
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first fault.
     """
-    kinds = (Schedule, CompactSchedule, TreeFlow, OrbitSchedule)
+    kinds = (Schedule, CompactSchedule, TreeFlow)
     checks.instance(schedule, kinds, "what is verified", ScheduleError)
     if isinstance(schedule, TreeFlow):
         schedule.check_load()

@@ -47,7 +47,7 @@ class CollectiveCostModel:
     def send_seconds(self, axis: int, nbytes: int, around: bool = False) -> float:
         """Seconds in which every device but the last sends a buffer to the next along an axis.
 
-        By default those of one of the n - 1 steps in which a ring of n devices gathers n buffers.
+        By default, seconds of one of the n - 1 steps of a ring of n devices that gathers n buffers.
 
         Args:
             axis: number of the mesh axis.
@@ -63,7 +63,7 @@ class CollectiveCostModel:
         return None
 
     def link_groups(self) -> tuple[int, ...]:
-        """By mesh axis a number, the same for axes whose collectives share links."""
+        """A number per mesh axis, the same for axes whose collectives share links."""
         return tuple(range(len(self.mesh.sizes)))
 
 
@@ -89,7 +89,9 @@ class AlphaBetaCosts(CollectiveCostModel):
         for name, check in (("alpha", checks.nonnegative), ("bandwidth", checks.positive)):
             values = checks.sequence(getattr(self, name), name, PlanError)
             if len(values) != axes:
-                raise PlanError(f"{name} has {len(values)} values for {axes} axes")
+                raise PlanError(
+                    f"{name} has {len(values)} values for {axes} axes; give one for each axis"
+                )
             for i, value in enumerate(values):
                 check(value, f"{name}[{i}]", PlanError)
 
@@ -186,7 +188,10 @@ class ScheduleCosts(CollectiveCostModel):
         device_order = range(n) if device_order is None else device_order
         device_order = checks.integers(device_order, "device_order", PlanError)
         if sorted(device_order) != list(range(n)):
-            raise PlanError(f"device_order must name every rank from 0 to {n - 1} once")
+            raise PlanError(
+                f"device_order must name every rank from 0 to {n - 1} once, got "
+                f"{checks.shown(device_order)}"
+            )
         self.mesh, self.device_order = mesh, device_order
         # Rank device_order[i] of the network is device i: below, ranks are devices.
         self.topology = topology.relabel(np.argsort(device_order))

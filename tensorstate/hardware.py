@@ -39,7 +39,7 @@ class Hardware:
             those back, each way by itself and with all devices of the host at work; ``None`` where
             nothing is to be kept there.
         holds_host_copies: whether such copies stay at their places in straight-line code. XLA for
-            TPUs keeps what waits outside of loops on the device, so nothing waits there.
+            TPUs keeps tensors that wait outside of loops on the device, so only loops offload.
     """
 
     name: str
@@ -62,22 +62,22 @@ class Hardware:
         seconds: float = 60.0,
         progress: Wanted = None,
     ) -> Hardware:
-        """The devices of a mesh as they are, all at work together::
+        """Measure the devices of a mesh, all at work together::
 
             hardware = ts.Hardware.measure(mesh, cache="measured.json")
             plan = ts.search(step, args, mesh=mesh, hardware=hardware)
 
-        Measured are matrix products, an addition to a long vector, and the four collectives of
-        ``jax.lax`` along every axis at five sizes, between which costs are interpolated.
+        Matrix products, an addition to a long vector, and the four collectives of ``jax.lax`` along
+        every axis are timed, the collectives at five sizes, between which costs are interpolated.
 
         Args:
             mesh: a ``jax.sharding.Mesh`` of this process's devices.
             cache: a JSON file that keeps what was measured, by machine, version of JAX, and axes of
                 the mesh. Rates found there are returned at once; others are measured and added. A
                 file that cannot be used is skipped with a warning, and not written.
-            seconds: to measure for at most, compiling included; programs compiled by then are
-                called five times at least.
-            progress: see ``jaxcoll.progress``; told of every program compiled.
+            seconds: the most seconds to measure for, including compiling; programs compiled by then
+                are called at least five times.
+            progress: see ``jaxcoll.progress``; it is told of every program compiled.
 
         Raises:
             PlanError: no mesh, several processes, or seconds out of range.

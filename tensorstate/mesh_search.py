@@ -68,7 +68,7 @@ def search_mesh(
     if math.prod(grid_shape) != topology.num_ranks:
         raise PlanError(
             f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
-            f"{topology.num_ranks}"
+            f"{topology.num_ranks}; give sides whose product that is"
         )
     # Traced once for all meshes, which tracing knows nothing of.
     graph = graph_of(step, abstract_args, loop_form(**search_args))

@@ -142,9 +142,9 @@ class Plan:
         """An interactive page, one HTML file that needs nothing else.
 
         From the top: the plan in a sentence; layers by the model's names, with pictures of how
-        their arrays lie on the devices; the dearest collectives, and why they are; compute and
-        links over a step; memory over a step, with the buffers at its peak. A click leads to
-        tensors and operators, and to what other shardings would cost there.
+        their arrays lie on the devices; the most expensive collectives, and who needs them; compute
+        and links over a step; memory over a step, with the buffers at its peak. A click leads to
+        tensors and operators, and to the costs of other shardings.
 
         Args:
             title: the title of the page.
@@ -153,12 +153,14 @@ class Plan:
             names: names of the two plans.
 
         Raises:
-            PlanError: a title or names that are not texts, or another plan that is none.
+            PlanError: a title or names that are not texts, or an ``other`` that is not a plan.
         """
         checks.text(title, "title", PlanError)
         checks.optional(other, checks.instance, Plan, "other", PlanError)
         if len(checks.sequence(names, "names", PlanError)) != 2:
-            raise PlanError(f"names must be those of two plans, got {checks.shown(names)}")
+            raise PlanError(
+                f"names must be two, of this plan and of the other, got {checks.shown(names)}"
+            )
         plans = (self,) if other is None else (self, other)
         return page(
             title,
@@ -307,7 +309,9 @@ class Plan:
         graph = graph_of(step_fn, args, loops, sizes, context=self.graph.context)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
-            raise PlanError(f"the plan was made for another step: {difference}")
+            raise PlanError(
+                f"the plan was made for another step: {difference}; give that step, or search again"
+            )
 
     def check(
         self,
@@ -465,7 +469,7 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
         asked = Question(problem, strategies, options)
         found = solve_within_limit(asked, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):
-            raise PlanError(f"no plan of {name} fits into the memory")
+            raise PlanError(f"no plan of {name} fits into the memory; give a larger memory_limit")
         return found
 
     strategies, found = best_baseline(problem, name, options, solve, or_free=True)
@@ -483,6 +487,7 @@ def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     # A strategy has a placement per mesh axis, so on other axes it would mean nothing.
     if network.mesh != plan.problem.mesh:
         raise PlanError(
-            f"the plan is for {plan.problem.mesh}, but the network is for {network.mesh}"
+            f"the plan is for {plan.problem.mesh}, but the network is for {network.mesh}; give the "
+            "network of the plan's mesh, or search again"
         )
     return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -102,7 +102,10 @@ class SavedPlan:
             )
             difference = content.operator_difference(problem.graph)
         if difference is not None and changed == "refuse":
-            raise PlanError(f"the plan was made for another step: {difference}")
+            raise PlanError(
+                f"the plan was made for another step: {difference}; leave changed='refuse' out to "
+                "keep what is the same"
+            )
         if difference is not None:
             return _adapted(content, graph, network, hardware, difference)
         # A file may come from anywhere, so its decisions are checked like a person's.
@@ -125,7 +128,8 @@ class SavedPlan:
         checks.instance(hardware, Hardware, "hardware", PlanError)
         if network.mesh != content.mesh:
             raise PlanError(
-                f"the plan is for {content.mesh}, but the network prices {network.mesh}"
+                f"the plan is for {content.mesh}, but the network prices {network.mesh}; give a "
+                "network of the plan's mesh"
             )
         return network, hardware
 

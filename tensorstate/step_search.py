@@ -80,7 +80,7 @@ def search(
             offloaded bodies.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
-            mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
+            mesh of JAX, with devices or abstract, from which they are read. ``None``: sizes of at
             most two axes, "data" and "model", are chosen with the plan, and their order on the
             links of ``topology`` (see ``tensorstate.mesh_choice``).
         devices: the number of devices, if the mesh is chosen; by default the network's ranks.
@@ -115,9 +115,9 @@ def search(
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger ("max"). Devices that overlap nothing take the sum.
-        plain: whether a plan that one can say in a sentence (few kinds of collectives, as those of
-            named strategies) is taken if it takes at most two gaps of the solver longer, 2 % by
-            default. ``False`` for the fastest that is found.
+        plain: whether a plan that a sentence can describe (few kinds of collectives, like those of
+            named strategies) is chosen if its step takes at most two gaps of the solver longer, 2 %
+            by default. ``False`` for the fastest that is found.
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a

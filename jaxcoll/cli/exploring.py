@@ -146,7 +146,7 @@ def _read(what: str, network_name: str | None, completing: dict[str, Any], speed
     is_plain = not any(completing.values()) and description_of(what) is None
     if os.path.isfile(what) and is_plain:
         found = jc.io.load(what)
-        if not isinstance(found, jc.Topology | jc.Schedule | jc.orbits.OrbitSchedule):
+        if not isinstance(found, jc.Topology | jc.Schedule):
             kind = type(found).__name__
             raise click.UsageError(
                 f"{what} holds a {kind}, and only networks and schedules can be shown"
@@ -170,8 +170,6 @@ def _draw(obj: Any, path: str, size, execution: str | None) -> None:
     from jaxcoll.io.files import write_bytes
 
     is_network = isinstance(obj, jc.Topology)
-    if isinstance(obj, jc.orbits.OrbitSchedule):
-        obj = obj.expand()
     if path.lower().endswith(".html"):
         if is_network:
             raise click.UsageError("a page shows a schedule; end a network's picture with .svg")

@@ -25,27 +25,16 @@ _HOLDS = {
 }  # fmt: skip
 
 
-def read_schedule(path: str, network: Any = None, *, is_whole: bool = True) -> Any:
-    """The schedule of a file, in memory; see ``open_schedule``.
-
-    Args:
-        is_whole: whether one by orbits is returned with all its sends.
-
-    Raises:
-        ScheduleError: one by orbits has more sends than can be listed.
-    """
+def read_schedule(path: str, network: Any = None) -> Any:
+    """The schedule of a file, in memory; see ``open_schedule``."""
     import jaxcoll as jc
 
     found = open_schedule(path, network)
-    if isinstance(found, jc.orbits.OrbitSchedule):
-        return found.expand() if is_whole else found
     return found if isinstance(found, jc.Schedule) else found.to_schedule()
 
 
 def open_schedule(path: str, network: Any = None):
     """The schedule of a file: jaxcoll's JSON, MSCCL XML on ``network``, or a compact folder.
-
-    One by orbits is returned by the sends of one rank.
 
     Raises:
         click.UsageError: the file holds no schedule, or is XML and its network is not given.
@@ -70,7 +59,7 @@ def open_schedule(path: str, network: Any = None):
         return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
     refuse_network(path)
     found = jc.io.load(path)
-    if not isinstance(found, jc.Schedule | jc.orbits.OrbitSchedule):
+    if not isinstance(found, jc.Schedule):
         raise click.UsageError(
             f"{path} holds a {type(found).__name__}, not a schedule; make one: jaxcoll synth"
         )

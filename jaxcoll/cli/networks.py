@@ -289,7 +289,7 @@ def _of_file(path: str, speeds: Speeds):
             f"{path} is {kind}, which does not name the network; give that, as torus:4x4"
         )
     found = jc.io.load(path)
-    if isinstance(found, jc.Schedule | jc.orbits.OrbitSchedule):
+    if isinstance(found, jc.Schedule):
         return found.topology
     if not isinstance(found, jc.Topology):
         raise click.UsageError(f"{path} holds a {type(found).__name__}, not a network")

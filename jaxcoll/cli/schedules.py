@@ -471,9 +471,8 @@ def simulate(schedule, size, model, beside, execution, network_name, as_json, **
     model = link_model(model or "astra")
     if beside and execution is not None:
         raise click.UsageError("--beside compares times link by link; leave --execution out")
-    is_whole = any((beside, execution, *written.values()))  # these need all sends
     paths, on = [schedule, *beside], _network(network_name)
-    read, *_ = schedules = [read_schedule(path, on, is_whole=is_whole) for path in paths]
+    read, *_ = schedules = [read_schedule(path, on) for path in paths]
     # Refused before the work, rather than failing to write the file after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
     if trace is not None and not trace.lower().endswith((".json", ".json.gz")):

@@ -342,7 +342,9 @@ def resolve(
     """
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
-        raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
+        raise CollectiveError(
+            f"axis_name must name one or more axes of a mesh, got {checks.shown(axis_name)}"
+        )
     return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
 
 
@@ -519,7 +521,10 @@ def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     dimension = checks.integer(dimension, name, CollectiveError)
     if not -ndim <= dimension < ndim:
         given = checks.shown(dimension)
-        raise CollectiveError(f"{name}={given} is not a dimension for shape {leaf.shape}")
+        raise CollectiveError(
+            f"{name}={given} is not a dimension for shape {leaf.shape}; give one of "
+            f"{-ndim} to {ndim - 1}"
+        )
     return dimension % ndim
 
 

@@ -92,7 +92,6 @@ def ragged_all_to_all(
             exported (``jax.export``) cannot have it. Without it negative sizes count as 0, slices
             end where ``largest`` and the arrays do, and if the two ranks of a pair give different
             sizes, the smaller one counts.
-            two sizes the lesser counts.
 
     Returns:
         ``output`` with the slices of all ranks written to it.

@@ -99,10 +99,16 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     # jax.lax has only pbroadcast, so no other function can be handed to it.
     is_handed = row.copies and is_handed_on(names, x)
     if not names or (is_vmapped(names) and not is_handed):
-        raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")
+        raise CollectiveError(
+            f"{kind} runs over axes of a mesh that are manual in jax.shard_map, got "
+            f"{checks.shown(axis_name)}"
+        )
     if is_symbolic(x) and not is_handed:
         shapes = sorted({str(np.shape(leaf)) for leaf in jax.tree.leaves(x)})
-        raise CollectiveError(f"{kind} needs shapes known while tracing, got {', '.join(shapes)}")
+        raise CollectiveError(
+            f"{kind} needs shapes known while tracing, got {', '.join(shapes)}; export for "
+            "definite shapes"
+        )
     axes = axes_of(names)
     is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if not is_index or not 0 <= root < axes.num_ranks:

@@ -255,8 +255,8 @@ def _read(
         )
     if kind == "jaxcoll" and not start.startswith(("{", "[")):
         raise FormatError(
-            f"no format that is read begins with {shown(start[:40])}; networks and schedules are "
-            "JSON, MSCCL's and NCCL's files XML, times logs of nccl-tests: docs/formats.md has all"
+            f"no known format begins with {shown(start[:40])}; networks and schedules are JSON, "
+            "files of MSCCL and NCCL XML, times logs of nccl-tests; docs/formats.md lists all"
         )
     if kind.startswith("<"):
         raise FormatError(

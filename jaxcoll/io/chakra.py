@@ -235,7 +235,7 @@ def loads(data: bytes) -> tuple[dict[str, Value], tuple[Node, ...]]:
     checks.instance(data, bytes, "data", FormatError)
     rows = list(_messages(data))
     if not rows:
-        raise FormatError("an empty file; a trace begins with its metadata")
+        raise FormatError("the file is empty; expected a trace, which begins with its metadata")
     begin: dict[str, Value] = {}
     for number, value in _fields(*rows[0]):
         if number == 1 and isinstance(value, bytes):
@@ -298,7 +298,8 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
         ends = [int(topology.src[link]) for link in path if link < topology.num_links]
         if len(ends) < len(path) or ends[0] != rank:
             raise FormatError(
-                f"node {node.id} of rank {rank} goes over links that this network does not have"
+                f"node {node.id} of rank {rank} goes over links that {topology} does not have; "
+                "give the network that the traces were made for"
             )
         for chunk, added in rows:
             steps.append(step)
@@ -340,7 +341,10 @@ def _said(node: Node) -> tuple[int, tuple[int, ...], list[tuple[int, bool]]]:
     found = [_CHUNK.fullmatch(part) for part in str(chunks).split(",")]
     is_path = isinstance(links, str) and re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", links)
     if type(step) is not int or not 0 <= step < 2**24 or not is_path or not all(found):
-        raise FormatError(f"node {node.id} does not say its step, chunks and links")
+        raise FormatError(
+            f"node {node.id} does not say its step, chunks and links; give traces that "
+            "jaxcoll wrote"
+        )
     path = tuple(int(link) for link in str(links).split(","))
     return step, path, [(int(each[1]), bool(each[2])) for each in found if each]
 

@@ -41,7 +41,7 @@ SCHEDULE = "jaxcoll.schedule/1"
 ORBIT_SCHEDULE = "jaxcoll.orbit-schedule/1"
 
 # What a file of this format holds.
-Written = Topology | Collective | Schedule | OrbitSchedule
+Written = Topology | Collective | Schedule
 
 # Limits that do not depend on the size of the file: vertices of a network, and the ranks and chunks
 # of a collective without a schedule.
@@ -72,13 +72,13 @@ def dumps(obj: Written) -> str:
         fields = _write_topology(obj)
     elif isinstance(obj, Collective):
         fields = _write_collective(obj)
-    elif isinstance(obj, Schedule):
-        fields = _write_schedule(obj)
     elif isinstance(obj, OrbitSchedule):
         fields = _write_orbit_schedule(obj)
+    elif isinstance(obj, Schedule):
+        fields = _write_schedule(obj)
     else:
         raise FormatError(
-            f"expected a Topology, Collective, Schedule or OrbitSchedule, got "
+            f"expected a Topology, Collective or Schedule, got "
             f"{type(obj).__name__}; other objects have no JSON form"
         )
     compact = {"separators": (",", ":"), "allow_nan": False}

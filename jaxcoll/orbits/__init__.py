@@ -10,12 +10,17 @@ For example, on a ring of 4 ranks rank 0's shard of an all_gather goes 0->1 in s
 
 The shard of one rank is a rooted collective: in an all_gather it is broadcast, in a reduce_scatter
 reduced, in an all_to_all scattered; in an all_reduce it is summed, and the sum goes to all.
+
+Such a schedule is a ``Schedule``, whose columns are listed when something first reads them. What
+``jc.verify``, ``jc.simulate``, ``jc.io.save`` and ``repr`` need is known without.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +38,8 @@ __all__ = ["OrbitSchedule", "RankSends", "Translations", "shard_of_one"]
 
 # Sends of a schedule that ``expand`` lists: some gigabytes.
 _MOST_SENDS = 2**26
+# The columns of a ``Schedule`` that are listed when first read.
+_LISTED = ("edges", "step_ptr", "edge", "chunk", "reduce")
 
 
 class RankSends(NamedTuple):
@@ -77,8 +84,12 @@ def shard_of_one(kind: str, num_ranks: int, chunks: int) -> Collective:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class OrbitSchedule:
+class OrbitSchedule(Schedule):
     """A schedule of all ranks, stored as the sends of rank 0's shard.
+
+    It has all that a ``Schedule`` has. The columns ``edges``, ``step_ptr``, ``edge``, ``chunk`` and
+    ``reduce`` are listed when first read, and kept; a schedule of more than 67,108,864 sends
+    refuses that (``expand``).
 
     A proof of the orbit (``jc.verify``) proves the whole schedule. Let g be the translation that
     takes rank 0 to rank r. It maps links to links, and the holders of rank 0's chunks, before and
@@ -92,19 +103,28 @@ class OrbitSchedule:
     link of a path, and no path has two links of one class. Then exactly one message of a class
     crosses each link of a class, and ties are broken in the same order on all of these links.
 
+    Equality and hash are by the orbit and the translations: ``expand()`` equals schedules whose
+    sends were listed from the start.
+
     Attributes:
         orbit: the sends of rank 0's shard, a schedule of ``shard_of_one``.
         translations: the symmetries of the network.
-        collective: the collective of all ranks.
 
     Raises:
         ScheduleError: ``orbit`` has another kind or root, or runs on another network; a path does
             not meet the conditions above; or all ranks have more chunks than can be numbered.
     """
 
+    topology: Topology = dataclasses.field(init=False)
+    collective: Collective = dataclasses.field(init=False)
+    edges: Edges = dataclasses.field(init=False)
+    step_ptr: np.ndarray = dataclasses.field(init=False)
+    edge: np.ndarray = dataclasses.field(init=False)
+    chunk: np.ndarray = dataclasses.field(init=False)
+    reduce: np.ndarray = dataclasses.field(init=False)
+    provenance: Provenance = dataclasses.field(init=False)
     orbit: Schedule
     translations: Translations
-    collective: Collective = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         checks.instance(self.orbit, Schedule, "orbit", ScheduleError)
@@ -124,7 +144,9 @@ class OrbitSchedule:
             whole = Collective(self._kind.name, one.num_ranks, one.chunks_per_shard)
         except CollectiveError as error:
             raise ScheduleError(str(error)) from None
+        object.__setattr__(self, "topology", self.orbit.topology)
         object.__setattr__(self, "collective", whole)
+        object.__setattr__(self, "provenance", self.orbit.provenance)
         edges, where = self.orbit.edges, self.translations
         if not where.is_free[edges.path_link].all():
             raise ScheduleError(
@@ -149,10 +171,14 @@ class OrbitSchedule:
                 return kind
         raise ScheduleError(f"the orbit is a {one}; it must be one of a shard, as a broadcast is")
 
-    @property
-    def topology(self) -> Topology:
-        """The network."""
-        return self.orbit.topology
+    def __getattr__(self, name: str):
+        """A column of all sends, listed now (``expand``); see the class."""
+        if name not in _LISTED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        listed = self.expand()
+        for column in _LISTED:
+            object.__setattr__(self, column, getattr(listed, column))
+        return getattr(listed, name)
 
     @property
     def num_steps(self) -> int:
@@ -165,9 +191,18 @@ class OrbitSchedule:
         return self.orbit.num_sends * self.topology.num_ranks
 
     @property
-    def provenance(self) -> Provenance:
-        """The synthesizer and parameters that made it."""
-        return self.orbit.provenance
+    def num_messages(self) -> int:
+        """Number of messages of all ranks together."""
+        return int(self.messages_in_step.sum())
+
+    @functools.cached_property
+    def messages_in_step(self) -> np.ndarray:
+        """Number of messages of each step, of all ranks together; int64 of shape (steps,)."""
+        # A rank sends one message per step and class of edges.
+        number, home = self.edge_classes
+        pair = np.unique(self.orbit.step.astype(np.int64) * len(home) + number[self.orbit.edge])
+        in_step = np.bincount(pair // max(len(home), 1), minlength=self.num_steps)
+        return in_step * self.topology.num_ranks
 
     @functools.cached_property
     def edge_classes(self) -> tuple[np.ndarray, Edges]:
@@ -199,17 +234,25 @@ class OrbitSchedule:
         target = self.translations.vertices(owner, target)
         return (owner.astype(np.int64) * n + target) * one.chunks_per_shard + piece
 
-    def expand(self) -> Schedule:
-        """The same schedule with one row per send.
+    def check_listed(self) -> None:
+        """Refuse to list the sends of all ranks where they would take many gigabytes.
 
         Raises:
             ScheduleError: there are more than 67,108,864 sends.
         """
         if self.num_sends > _MOST_SENDS:
             raise ScheduleError(
-                f"{self} has more than the {_MOST_SENDS} sends that a Schedule is made of; "
+                f"{self} has {self.num_sends} sends in all, and at most {_MOST_SENDS} are listed; "
                 f"sends_of(rank) lists those of one rank"
             )
+
+    def expand(self) -> Schedule:
+        """The same schedule with one row per send.
+
+        Raises:
+            ScheduleError: there are more than 67,108,864 sends.
+        """
+        self.check_listed()
         orbit, where, n = self.orbit, self.translations, self.topology.num_ranks
         number, home = self.edge_classes
         # Every class's edge, moved to each rank: edge of class c out of rank r has number c n + r.
@@ -232,18 +275,20 @@ class OrbitSchedule:
             provenance=orbit.provenance,
         )
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the orbit and the translations, as 64 hexadecimal digits."""
+        images = np.ascontiguousarray(self.translations.generators, "<i4")
+        state = hashlib.sha256(f"orbits {self.orbit.digest} {images.shape}".encode())
+        state.update(images.tobytes())
+        return state.hexdigest()
+
     def with_provenance(self, provenance: Provenance) -> OrbitSchedule:
         """The same schedule with another provenance."""
-        return dataclasses.replace(self, orbit=self.orbit.with_provenance(provenance))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, OrbitSchedule):
-            return NotImplemented
-        same = np.array_equal(self.translations.generators, other.translations.generators)
-        return same and self.orbit == other.orbit
-
-    def __hash__(self) -> int:
-        return hash(self.orbit)
+        same = copy.copy(self)  # the content is checked already
+        object.__setattr__(same, "orbit", self.orbit.with_provenance(provenance))
+        object.__setattr__(same, "provenance", provenance)
+        return same
 
     def __repr__(self) -> str:
         by = f" by {self.provenance.synthesizer}" if self.provenance.synthesizer else ""

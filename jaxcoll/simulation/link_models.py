@@ -64,6 +64,12 @@ class Durations(NamedTuple):
     delay: np.ndarray
 
 
+def _function(law: Any) -> types.FunctionType | None:
+    """The Python function of a law, which may be compiled; None if it is not a function."""
+    plain = law.__wrapped__ if isinstance(law, Kernel) else getattr(law, "py_func", law)
+    return plain if isinstance(plain, types.FunctionType) else None
+
+
 @dataclasses.dataclass(frozen=True)
 class LinkModel:
     """How long a message occupies a link, and how long after its start it arrives.
@@ -370,12 +376,6 @@ def link_model(given: str | LinkModel, error: type[JaxcollError] = ScheduleError
 
 
 # ---------------------------------------------------------------------- laws, compiled
-
-
-def _function(law: Any) -> types.FunctionType | None:
-    """The Python function of a law, which may be compiled; None if it is not a function."""
-    plain = law.__wrapped__ if isinstance(law, Kernel) else getattr(law, "py_func", law)
-    return plain if isinstance(plain, types.FunctionType) else None
 
 
 @functools.lru_cache(maxsize=64)

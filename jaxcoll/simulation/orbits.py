@@ -9,65 +9,81 @@ all ranks pass on a chunk at once, and the run has one link in each direction.
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
+import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.ragged import in_groups
+from jaxcoll.numerics.ragged import in_groups, take_rows
 from jaxcoll.numerics.rational import Number
 from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.durations import check_request, durations
 from jaxcoll.simulation.link_models import LinkModel
-from jaxcoll.simulation.timeline import Clock
+from jaxcoll.simulation.timeline import Timeline, share_of_time
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class OrbitTimeline:
-    """A simulated run of a schedule by orbits.
+class OrbitTimeline(Timeline):
+    """A simulated run of a schedule by orbits, stored as the hops of the messages out of rank 0.
+
+    ``hops`` and ``hop_start``, of all messages, are listed when first read; that is refused where
+    the schedule has more sends than ``OrbitSchedule.expand`` lists.
 
     Attributes:
-        schedule: the simulated schedule.
-        nbytes: bytes of a rank's buffer.
-        model: the name of the link model.
-        clock: the unit of time, and whether it is exact.
-        finish: the tick when the last message arrives.
+        orbit_hops: the hops of rank 0's messages, whose links are classes of links.
+        orbit_start: the tick when each of these starts to occupy its link, int64.
     """
 
     schedule: OrbitSchedule
-    nbytes: Fraction
-    model: str
-    clock: Clock
-    finish: int
+    hops: kernels.Hops = dataclasses.field(init=False)
+    hop_start: np.ndarray = dataclasses.field(init=False)
+    orbit_hops: kernels.Hops = dataclasses.field(kw_only=True)
+    orbit_start: np.ndarray = dataclasses.field(kw_only=True)
 
-    @property
-    def exact_time(self) -> Fraction:
-        """Seconds until the last message arrives; exact if the clock is."""
-        return self.finish * self.clock.tick
+    def __getattr__(self, name: str):
+        """The hops of all messages, listed now; see the class."""
+        if name not in ("hops", "hop_start"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        hops, start = self._of_all_ranks()
+        object.__setattr__(self, "hops", hops)
+        object.__setattr__(self, "hop_start", start)
+        return hops if name == "hops" else start
 
-    @property
-    def time(self) -> float:
-        """``exact_time`` as a float."""
-        return float(self.exact_time)
+    @functools.cached_property
+    def finish(self) -> int:
+        """The tick when the last message arrives."""
+        delay = self.orbit_hops.delay[self.orbit_hops.case]
+        return int((self.orbit_start + delay).max(initial=0))
 
-    @property
-    def algbw(self) -> float:
-        """Bytes of the buffer per second, in B/s; 0 if nothing had to be done."""
-        return float(self.nbytes / self.exact_time) if self.finish else 0.0
+    def utilization(self, bins: int | None = None) -> np.ndarray:
+        """Share of the time that each link is occupied; see ``Timeline.utilization``."""
+        kind = self.schedule.translations.class_of_link
+        classes = int(kind.max()) + 1
+        share = share_of_time(self.orbit_hops, self.orbit_start, self.finish, classes, bins)
+        return share[kind]
 
-    @property
-    def busbw(self) -> float:
-        """algbw times the collective's factor, in B/s, comparable between numbers of ranks."""
-        return self.algbw * float(self.schedule.collective.busbw_factor())
-
-    def __repr__(self) -> str:
-        return (
-            f"OrbitTimeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
-            f"{self.time * 1e6:.3f} us by model {self.model!r}, "
-            f"busbw {self.busbw / 1e9:.3f} GB/s)"
+    def _of_all_ranks(self) -> tuple[kernels.Hops, np.ndarray]:
+        """The hops of every message, moved to every rank, and their starts."""
+        self.schedule.check_listed()
+        where, one, n = (
+            self.schedule.translations,
+            self.orbit_hops,
+            self.schedule.topology.num_ranks,
         )
+        out = _out_of_rank_0(self.schedule)
+        # In the order of ``OrbitSchedule.expand``: each message of the orbit by all translations,
+        # which take its source to the ranks that send the images.
+        message = np.repeat(np.arange(len(out.edge)), n)
+        rank = where.vertices(np.arange(n), out.src[:, None]).ravel()
+        _, home = self.schedule.edge_classes
+        _, path = home.paths_of(out.edge[message])
+        ptr, hop = take_rows(one.ptr, np.arange(len(one.link)), message)
+        link = where.links(np.repeat(rank, np.diff(ptr)), path).astype(np.int32)
+        hops = kernels.Hops(ptr, link, one.case[hop], one.busy, one.delay)
+        return hops, self.orbit_start[hop]
 
 
 def simulate_orbit(
@@ -90,36 +106,56 @@ def simulate_orbit(
             f"simulate schedule.expand()"
         )
     orbit, where = schedule.orbit, schedule.translations
-    number, home = schedule.edge_classes
-    order, step_ptr = in_groups(orbit.step, number[orbit.edge])
-    edge = number[orbit.edge[order]]
-    message_ptr = _messages(edge, step_ptr)
+    out, (_, home) = _out_of_rank_0(schedule), schedule.edge_classes
     ranks, chunks = orbit.collective.num_ranks, orbit.collective.num_chunks
-    columns = (orbit.src[order], orbit.dst[order], orbit.chunk[order])
-    places = kernels.places_of(*columns, ranks, chunks if len(order) else 0)
-    hop_ptr, hop_link = home.paths_of(edge[message_ptr[:-1]])
-    many, which = np.unique(np.diff(message_ptr), return_inverse=True)
+    columns = (orbit.src[out.order], orbit.dst[out.order], orbit.chunk[out.order])
+    places = kernels.places_of(*columns, ranks, chunks if len(out.order) else 0)
+    hop_ptr, hop_link = home.paths_of(out.edge)
+    many, which = np.unique(np.diff(out.ptr), return_inverse=True)
     chunk = size / (ranks * orbit.collective.chunks_per_shard)
     on_hop = np.repeat(which.ravel(), np.diff(hop_ptr))
     found = durations(schedule.topology, [chunk * int(m) for m in many], on_hop, hop_link, by)
     hops = by.hops(hop_ptr, where.class_of_link[hop_link].astype(np.int32), found)
     start, classes = np.zeros(len(hop_link), np.int64), int(where.class_of_link.max()) + 1
-    if len(hop_link) == len(message_ptr) - 1:
+    if len(hop_link) == len(out.edge):
         free, available = np.zeros(classes, np.int64), np.zeros(places.count, np.int64)
-        kernels.run_direct(message_ptr, places, hops, free, available, start)
+        kernels.run_direct(out.ptr, places, hops, free, available, start)
     else:
-        queues = _queues(places, hops.link, hop_ptr, step_ptr, message_ptr)
+        queues = _queues(places, hops.link, hop_ptr, out.step_ptr, out.ptr)
         by.loops.run_routed(queues, hops, classes, np.zeros(places.count, np.int32), start)
-    finish = int((start + hops.delay[hops.case]).max(initial=0))
-    return OrbitTimeline(schedule, size, by.name, found.clock, finish)
+    hops = by.answered(schedule.topology, hops, found, start)
+    run = (schedule, size, by.name, found.clock)
+    return OrbitTimeline(*run, orbit_hops=hops, orbit_start=start)
 
 
-def _messages(edge: np.ndarray, step_ptr: np.ndarray) -> np.ndarray:
-    """Sends of message m are ``ptr[m]..ptr[m + 1] - 1``; int64."""
+class _Messages(NamedTuple):
+    """The messages out of rank 0: the sends of one step on edges of one class.
+
+    Attributes:
+        order: the sends of the orbit, message by message.
+        step_ptr: step t has the places ``step_ptr[t]..step_ptr[t + 1] - 1`` of ``order``.
+        ptr: message m has the places ``ptr[m]..ptr[m + 1] - 1``.
+        edge: the class of each message's edge.
+        src: the source of its first send in the orbit.
+    """
+
+    order: np.ndarray
+    step_ptr: np.ndarray
+    ptr: np.ndarray
+    edge: np.ndarray
+    src: np.ndarray
+
+
+def _out_of_rank_0(schedule: OrbitSchedule) -> _Messages:
+    orbit, (number, _) = schedule.orbit, schedule.edge_classes
+    order, step_ptr = in_groups(orbit.step, number[orbit.edge])
+    edge = number[orbit.edge[order]]
     starts = np.ones(len(edge), bool)
     starts[1:] = edge[1:] != edge[:-1]
     starts[step_ptr[:-1]] = True
-    return np.append(np.flatnonzero(starts), len(edge))
+    first = np.flatnonzero(starts)
+    src = orbit.src[order[first]]
+    return _Messages(order, step_ptr, np.append(first, len(edge)), edge[first], src)
 
 
 def _queues(

@@ -12,7 +12,7 @@ without any floats, tells whether it does.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,13 +28,12 @@ from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.execution_order import flows_of
 from jaxcoll.simulation.fair_flows import Flows, run_in_order, run_when_ready
 from jaxcoll.simulation.link_models import Durations, LinkModel
-from jaxcoll.simulation.orbits import OrbitTimeline, simulate_orbit
+from jaxcoll.simulation.orbits import simulate_orbit
 from jaxcoll.simulation.timeline import Clock, Framing, Timeline
 
 _ZERO = Fraction(0)
 
 
-@overload
 def simulate(
     schedule: Schedule,
     nbytes: Number,
@@ -42,23 +41,7 @@ def simulate(
     framing: Framing | None = None,
     *,
     execution: ExecutionCosts | str | None = None,
-) -> Timeline: ...
-
-
-@overload
-def simulate(
-    schedule: OrbitSchedule, nbytes: Number, model: str | LinkModel = "astra"
-) -> OrbitTimeline: ...
-
-
-def simulate(
-    schedule: Schedule | OrbitSchedule,
-    nbytes: Number,
-    model: str | LinkModel = "astra",
-    framing: Framing | None = None,
-    *,
-    execution: ExecutionCosts | str | None = None,
-) -> Timeline | OrbitTimeline:
+) -> Timeline:
     """Run a schedule on its topology, every message as early as its links and chunks allow.
 
     A message waits for the chunks it carries (all arrivals of earlier steps), and leaves after the
@@ -67,7 +50,7 @@ def simulate(
 
     Args:
         schedule: a schedule; one that ``verify`` would refuse is timed all the same. One by orbits
-            is timed by one rank's messages, without framing and execution.
+            is timed by one rank's messages; with framing, execution or a law, by all its sends.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
         framing: headers of packets or messages, which take bandwidth, too; none when omitted.
@@ -80,31 +63,26 @@ def simulate(
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or
             returns forbidden times (``LinkModel``), or a collective of millions of chunks has fewer
-            sends than it needs (``Schedule.check_claims``); framing or execution for a schedule by
-            orbits.
+            sends than it needs (``Schedule.check_claims``); a schedule by orbits whose sends must
+            be listed has too many.
     """
-    checks.instance(schedule, (Schedule, OrbitSchedule), "schedule", ScheduleError)
-    if isinstance(schedule, OrbitSchedule):
-        if framing is not None or execution is not None:
-            raise ScheduleError(
-                f"framing and execution are not counted for {schedule}; leave them out, or "
-                f"simulate schedule.expand()"
-            )
-        return simulate_orbit(schedule, nbytes, model)
-    return _run(schedule, nbytes, model, framing, execution)
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
+    costs = costs_of(execution, ScheduleError)
+    size, by = check_request(nbytes, model)
+    if isinstance(schedule, OrbitSchedule) and framing is None and costs is None and by.is_linear:
+        return simulate_orbit(schedule, size, by)
+    schedule.check_claims()
+    return _run(schedule, size, by, framing, costs)
 
 
 def _run(
     schedule: Schedule,
-    nbytes: Number,
-    model: str | LinkModel,
+    size: Fraction,
+    by: LinkModel,
     framing: Framing | None,
-    execution: ExecutionCosts | str | None,
+    costs: ExecutionCosts | None,
 ) -> Timeline:
-    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
-    costs = costs_of(execution, ScheduleError)
-    size, by = check_request(nbytes, model)
-    schedule.check_claims()
     schedule = schedule if costs is None else costs.as_sent(schedule)
     message_ptr = schedule.message_ptr
     edge = schedule.edge[message_ptr[:-1]]

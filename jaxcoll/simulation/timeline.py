@@ -211,17 +211,8 @@ class Timeline:
         Raises:
             ScheduleError: ``bins`` is not a number of intervals from 1 to 2**20.
         """
-        bins = checks.optional(bins, checks.integer, "bins", ScheduleError, least=1, most=2**20)
         links = self.schedule.topology.num_links
-        if not self.finish:
-            return np.zeros(links if bins is None else (links, bins))
-        if bins is None:
-            busy = np.bincount(self.hop_link, weights=self.hop_busy, minlength=links)
-            return busy / self.finish
-        # Floats, unlike all times: shares of intervals are drawn but never compared.
-        busy = np.zeros((links, bins))
-        _fill(self.hop_link, self.hop_start, self.hop_busy, self.finish / bins, busy)
-        return busy / (self.finish / bins)
+        return share_of_time(self.hops, self.hop_start, self.finish, links, bins)
 
     def mean_utilization(self) -> float:
         """Share of the time that links are occupied, on average over all links."""
@@ -241,7 +232,7 @@ class Timeline:
         framing = f" in {self.framing}" if self.framing else ""
         framing += " with execution costs" if self.charge else ""
         return (
-            f"Timeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
+            f"{type(self).__name__}({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
             f"{self.time * 1e6:.3f} us {self.taken_by}{framing}, "
             f"algbw {self.algbw / 1e9:.3f} GB/s, busbw {self.busbw / 1e9:.3f} GB/s{exact})"
         )
@@ -260,6 +251,26 @@ class Timeline:
         busy = self.utilization(60).mean(axis=0) if self.schedule.topology.num_links else []
         drawing = pictures.bars(busy, "share of links busy over time")
         return pictures.table(f"Timeline of {self.schedule.collective.kind}", rows, drawing)
+
+
+def share_of_time(
+    hops: Hops, start: np.ndarray, finish: int, links: int, bins: int | None
+) -> np.ndarray:
+    """Share of the time until ``finish`` that each link is occupied; see ``Timeline.utilization``.
+
+    Raises:
+        ScheduleError: ``bins`` is not a number of intervals from 1 to 2**20.
+    """
+    bins = checks.optional(bins, checks.integer, "bins", ScheduleError, least=1, most=2**20)
+    if not finish:
+        return np.zeros(links if bins is None else (links, bins))
+    took = hops.busy[hops.case]
+    if bins is None:
+        return np.bincount(hops.link, weights=took, minlength=links) / finish
+    # Floats, unlike all times: shares of intervals are drawn but never compared.
+    busy = np.zeros((links, bins))
+    _fill(hops.link, start, took, finish / bins, busy)
+    return busy / (finish / bins)
 
 
 @kernel(cache=True)

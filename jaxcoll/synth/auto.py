@@ -25,7 +25,6 @@ from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, warn_us
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
-from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import LinkModel, link_model, simulate
@@ -50,6 +49,9 @@ _CHEAP, _COSTLY = 2**12, _SENDS
 _GUESSED, _TRUSTED = 0.8, 0.995
 # Times of the bound beyond which synthesizers that bounds had set aside are tried, too.
 _FAR = 1.05
+# Times of the bound within which more than 128 ranks try no further candidate: on a thousand each
+# takes seconds, and has at most this to gain.
+_NEAR = 1.02
 # Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
 _HEAVY = 4 * _COSTLY
 # Weight of the first try of an algorithm that has sums and copies at once, on more than 128 ranks:
@@ -58,8 +60,11 @@ _HEAVY = 4 * _COSTLY
 _JOINT = 0.3
 # Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
 _SEND_SECONDS = 1e-6
-# Sends of all ranks that the default lists at most; and where one rank's would do, in about 2 GB.
-_MOST_LISTED, _LISTED_OF_ORBITS = 2**26, 2**24
+# Sends of all ranks that the default lists at most, where those of one rank do not tell the others.
+_MOST_LISTED = 2**26
+# Sends of one chunk per shard beyond which no candidate that lists them is tried beside a schedule
+# that does not: a gigabyte, and minutes.
+_LISTED_BESIDE = 2**23
 # Times of the bound beyond which the user of more than 128 ranks is told what was left out.
 _TOLD = 1.5
 
@@ -150,7 +155,9 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    Every synthesizer states its own variants. The next candidate is the one of the least work,
+    Every synthesizer states its own variants. One that leads, as ``Orbits`` does on more than 64
+    ranks, is tried before others are asked; they are not where it meets the bound, nor where they
+    would list more than 8,388,608 sends beside it. The next candidate is the one of the least work,
     times how far from the bound its times say that it may be, times how seldom its kind meets a
     bound: a variant with its fewest chunks, or one that may still win with more, as long as those
     gain more than the tolerance. The search ends where the bound is met within the tolerance (where
@@ -228,14 +235,22 @@ class Portfolio(Synthesizer):
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
-        race.finish(self.candidates(problem))
+        makers = self._makers(problem)
+        first = [each for each in makers if each.leads(problem)]
+        race.finish(_climbs(first, problem))
+        # All others list every send, and with thousands of ranks their chunk counts alone take a
+        # minute to compute.
+        is_found = race.schedule is not None and problem.sends > _LISTED_BESIDE
+        if not (race.is_over or is_found):
+            race.finish(_climbs([each for each in makers if each not in first], problem))
         return race.certified()
 
     def candidates(self, problem: Problem) -> list[_Climb]:
-        """The variants to try with their series of chunk counts, each once.
+        """The variants to try with their series of chunk counts, each once."""
+        return _climbs(self._makers(problem), problem)
 
-        A synthesizer named on its own is tried even where auto omits it.
-        """
+    def _makers(self, problem: Problem) -> list[Synthesizer]:
+        """The variants to try; a synthesizer named on its own also where auto omits it."""
         found = []
         for name in self.names or REGISTRY:
             kind = REGISTRY[name]
@@ -243,11 +258,7 @@ class Portfolio(Synthesizer):
             for each in variants:
                 suited = each.suited(problem.topology).with_nbytes(self.nbytes)
                 found += suited.in_order(costs_of(self.execution))
-        return [
-            _Climb(synthesizer, counts)
-            for synthesizer in dict.fromkeys(found)
-            for counts in _counts(synthesizer, problem)
-        ]
+        return list(dict.fromkeys(found))
 
 
 def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) -> Schedule:
@@ -303,23 +314,20 @@ def _refuse_unlisted(problem: Problem) -> None:
     """
     topology, kind = problem.topology, problem.collective.traits
     sends = float(problem.sends)
-    if sends <= _LISTED_OF_ORBITS // 8:
+    if sends <= _MOST_LISTED // 8:
         return
     # Chunks of pairs are sent on by every rank on their way.
     if kind.moves and topology.is_direct:
         sends *= mean_hops(topology)
-    is_orbit = not problem.collective.is_grouped and has_orbits(topology, kind)
-    most = _LISTED_OF_ORBITS if is_orbit else _MOST_LISTED
-    if sends > most:
-        other = (
-            "jc.synthesize_orbit, or --orbit on the command line, lists those of one rank"
-            if is_orbit
-            else "take fewer ranks or smaller groups"
-        )
-        raise CollectiveError(
-            f"{problem.collective} has at least {sends:.3g} sends, more than the {most:.3g} that "
-            f"the default lists; {other}"
-        )
+    if sends <= _MOST_LISTED:
+        return
+    if not problem.collective.is_grouped and has_orbits(topology, kind):
+        return
+    raise CollectiveError(
+        f"{problem.collective} has at least {sends:.3g} sends, more than the {_MOST_LISTED:.3g} "
+        f"that the default lists, and the network does not look the same from every rank, so that "
+        f"those of one rank would do; take fewer ranks or smaller groups"
+    )
 
 
 def _too_short(problem: Problem, needed: float) -> CollectiveError:
@@ -337,6 +345,11 @@ def _counts(synthesizer: Synthesizer, problem: Problem) -> tuple[tuple[int, ...]
     if problem.any_chunks and not problem.has_nothing_to_do:
         return synthesizer.worth_trying(problem)
     return ((problem.collective.chunks_per_shard,),)
+
+
+def _climbs(makers: Sequence[Synthesizer], problem: Problem) -> list[_Climb]:
+    """A climb for every series of chunk counts of some synthesizers."""
+    return [_Climb(maker, counts) for maker in makers for counts in _counts(maker, problem)]
 
 
 class _Race:
@@ -433,6 +446,8 @@ class _Race:
         work = self.work_of(climb)
         # With thousands of ranks a try takes as long as all tries with hundreds, for a few percent.
         if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.goal:
+            return False
+        if not climb.tried and self.is_large and self.seconds <= _NEAR * self.goal:
             return False
         return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 
@@ -589,6 +604,6 @@ class _Race:
         )
 
 
-def chosen_by_auto(schedule: Schedule | OrbitSchedule) -> str:
+def chosen_by_auto(schedule: Schedule) -> str:
     """The synthesizer whose schedule auto took; empty if auto did not make it."""
     return str(schedule.provenance.certificate.get("synthesizer", ""))

@@ -83,16 +83,16 @@ def synthesize(
 
     Arguments that are not given are chosen by simulated time: the synthesizer among all in the
     registry, and the chunks per shard among the counts that it states itself. The same arguments
-    give the same schedule. Unequal shards have only one synthesizer each: ``OpenShop`` for those of
-    pairs, which it cuts into pieces if they are whole (``chunks_per_shard`` is 1), and
-    ``ForestColl`` for others.
+    give the same schedule. Each kind of unequal shards has only one synthesizer: ``OpenShop`` for
+    shares of pairs, which it cuts into pieces if ``chunks_per_shard`` is 1, and ``ForestColl`` for
+    shares of ranks.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
             which has its own.
         synthesizer: a synthesizer or its name, to fix it.
-        nbytes: bytes of a rank's buffer for which the schedule is to be fast. When omitted, those
-            that the synthesizer has of its own, else 25 MiB, the bucket in which ``jc.optax`` and
+        nbytes: bytes of a rank's buffer for which the schedule is to be fast. When omitted, the
+            ``nbytes`` of the synthesizer, or else 25 MiB, the bucket in which ``jc.optax`` and
             PyTorch's DistributedDataParallel reduce gradients.
         chunks: chunks per shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
@@ -105,9 +105,9 @@ def synthesize(
             ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for the shipped ones. None when omitted.
         model: how long messages take on links, see ``simulate``. When omitted "astra"; for a
             ``Portfolio``, its own.
-        deadline: seconds from the call on. The search begins no candidate that would end later by
-            its estimated work, and takes the fastest schedule so far. The choice then depends on
-            the machine's speed. The proof of the schedule comes after the deadline.
+        deadline: seconds, counted from the call. The search begins no candidate that would end
+            later by its estimated work, and takes the fastest schedule so far. The choice then
+            depends on the machine's speed. The proof of the schedule comes after the deadline.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
             seconds so far and their bound. When omitted, a search on more than 128 ranks or of more
@@ -167,6 +167,6 @@ def synthesize(
     log.info(
         "%s of %d ranks: %s, %d steps, %d sends, proved",
         what.kind, what.num_ranks, schedule.provenance.synthesizer, schedule.num_steps,
-        len(schedule.chunk),
+        schedule.num_sends,
     )  # fmt: skip
     return schedule

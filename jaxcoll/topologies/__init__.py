@@ -1,8 +1,8 @@
 """Families of networks, one file per kind of construction.
 
 All are functions that return a ``Topology``. Start with ``grids``: rings, meshes, tori, and
-``product``, which builds most of the others;
-``jaxcoll.links`` has the checks that all of them share.
+``product``, which builds most of the others. ``jaxcoll.links`` has the checks that all of them
+share.
 
 ``generative`` has direct-connect families, which are regular digraphs to expand.
 """

@@ -201,7 +201,9 @@ def nvswitch_hosts(
     """
     counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
     if not counts:
-        raise TopologyError("a cluster needs at least one host, got no sizes")
+        raise TopologyError(
+            "a cluster needs at least one host, got none; give its ranks, as in (8,)"
+        )
     checks.text(name, "name", TopologyError)
     nvls = checks.flag(nvls, "nvls", TopologyError)
     sharp = checks.flag(sharp, "sharp", TopologyError)
@@ -269,7 +271,9 @@ def _speed_per_host(given: Speed | Sequence[Speed], hosts: int, what: str) -> li
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [speed(given, what)] * hosts
     if len(given) != hosts:
-        raise TopologyError(f"{what} needs one speed for all or for each of {hosts} hosts")
+        raise TopologyError(
+            f"{what} must be one speed, or one for each of the {hosts} hosts, got {len(given)}"
+        )
     return [speed(each, what) for each in given]
 
 

@@ -140,7 +140,7 @@ def product(*factors: Topology, name: str = "") -> Topology:
         TopologyError: there are no factors.
     """
     if not factors:
-        raise TopologyError("a product needs at least one network")
+        raise TopologyError("a product needs at least one network, got none; give its factors")
     for i, factor in enumerate(factors):
         checks.instance(factor, Topology, f"factors[{i}]", TopologyError)
     checks.text(name, "name", TopologyError)

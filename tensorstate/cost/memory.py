@@ -339,7 +339,7 @@ class Memory:
         loop_resident: gathered copies and sums that stay resident through the microbatch loop.
         gradients: gradients that wait for the optimizer.
         temporaries: all other operands and results of operators.
-        host: bytes of the host's memory, at the program point with the most of them. They are no
+        host: bytes of the host's memory, at the program point with the most of them. They are not
             part of the peak.
     """
 

@@ -35,7 +35,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
     sizes, names, wanted = network.mesh.sizes, network.mesh.names, network.mesh.num_devices
     given = jax.devices() if devices is None else checks.members(devices, "devices", PlanError)
     if devices is not None and len(given) != wanted:
-        raise PlanError(f"the plan is for {wanted} devices, got {len(given)}")
+        raise PlanError(f"the plan is for {wanted} devices, got {len(given)}; give {wanted}")
     if len(given) < wanted:
         more = f'; jax.config.update("jax_num_cpu_devices", {wanted}) before JAX is used makes them'
         hint = more if jax.default_backend() == "cpu" and jax.process_count() == 1 else ""
@@ -54,7 +54,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
             chosen = reorder(chosen, topology)
         except TopologyError as error:
             raise PlanError(
-                f"the plan was priced on {topology}, whose links do not join these devices so: "
+                f"the plan was priced on {topology}, and no order of these devices has its links: "
                 f"search on Topology.from_devices(devices), or give apply a mesh ({error})"
             ) from error
     ordered = np.empty(wanted, object)

@@ -425,7 +425,10 @@ def check_axes(problem: Problem, mesh: jax.sharding.Mesh) -> None:
     """
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     if dict(mesh.shape) != axes:
-        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+        raise PlanError(
+            f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}; give "
+            "plan.make_mesh(), or search for that mesh"
+        )
 
 
 def partition_specs(

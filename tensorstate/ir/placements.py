@@ -55,7 +55,9 @@ class MeshShape(NamedTuple):
             what = f"the number of devices along mesh axis {checks.shown(name)}"
             checks.integer(size, what, PlanError, least=1, most=MOST_DEVICES)
         if not sizes:
-            raise PlanError("a mesh has at least one axis, got none")
+            raise PlanError(
+                "a mesh has at least one axis, got none; give sizes by name, as in {'data': 8}"
+            )
         mesh = cls(tuple(sizes), tuple(map(int, sizes.values())))
         if mesh.num_devices > MOST_DEVICES:
             raise PlanError(f"a mesh has at most {MOST_DEVICES} devices, got {mesh}")

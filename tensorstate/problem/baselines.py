@@ -59,9 +59,18 @@ class Baselines:
         """Factors of the first position of the batch's tensors.
 
         Factors that ring attention shards are left out: for a batch of one example, the first
-        factor is the sequence.
+        factor is the sequence. So are those of parameters, if any other is left: the members of an
+        ensemble are no examples, though each may have a count of its steps.
         """
-        return frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
+        first = frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
+        return first - self.of_parameters or first
+
+    @functools.cached_property
+    def of_parameters(self) -> frozenset[int]:
+        """Factors of the parameters as they are given."""
+        # A weight that is repeated for every example has the batch, but its parameter does not.
+        tensors = (self.graph.tensors[i] for i in self.graph.inputs)
+        return frozenset(f for t in tensors if t.role == "parameter" for f in t.dims)
 
     @functools.cached_property
     def sequence(self) -> frozenset[int]:
@@ -292,13 +301,18 @@ class Baselines:
 
 def is_parameter(graph: Graph, tensor: int) -> bool:
     """Whether a tensor is a parameter, or one that is cast, pinned, or cut from a stack."""
+    return parameter_of(graph, tensor) is not None
+
+
+def parameter_of(graph: Graph, tensor: int) -> int | None:
+    """The parameter that a tensor is, or from which it is cast, pinned or cut; else ``None``."""
     source = graph.tensors[tensor]
     while source.producer is not None:
         operator = graph.operators[source.producer]
         if operator.primitive not in _CUTS | {"scan_stack"} and operator.pin is None:
-            return False
+            return None
         source = graph.tensors[operator.operands[0].tensor]
-    return source.role == "parameter"
+    return source.index if source.role == "parameter" else None
 
 
 def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -98,7 +98,7 @@ def read_hlo(text: str, mesh: MeshShape, lengths: frozenset[int] | None = None) 
     if module.num_partitions != mesh.num_devices:
         raise PlanError(
             f"the program was compiled for {module.num_partitions} devices, but the plan is "
-            f"for a mesh of {mesh.num_devices}"
+            f"for a mesh of {mesh.num_devices}; compile it on plan.make_mesh()"
         )
     walker = _HloWalker(module, mesh, lengths)
     collectives = tuple(walker.visit(module.entry, 1))
@@ -228,6 +228,11 @@ class Row(NamedTuple):
         fewer = self.compiled_count <= self.predicted_count
         return fewer and self.compiled_bytes < self.predicted_bytes
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether the bytes agree, or differ for a cause that is known."""
+        return self.agrees or self.is_widened or self.is_padded or self.is_less
+
 
 class TensorRow(NamedTuple):
     """Bytes of the collectives of one tensor, as in ``Row``; all reductions are one kind."""
@@ -279,9 +284,7 @@ class HloComparison:
     @property
     def is_explained(self) -> bool:
         """Whether bytes agree but for floats that a CPU widens, and for what XLA leaves out."""
-        return all(
-            row.agrees or row.is_widened or row.is_padded or row.is_less for row in self.rows
-        )
+        return all(row.is_explained for row in self.rows)
 
     def _verdict(self) -> list[str]:
         if self.agrees or not self.is_explained:
@@ -379,7 +382,7 @@ def compare_with_hlo(
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
         0.0 if network is None else network_seconds(program.collectives, network, sends),
-        () if names is None else _by_tensor(program.collectives, cost, names),
+        () if names is None else _by_tensor(program.collectives, cost, names, rows),
         cost.memory.host - together,
         on_host,
     )
@@ -478,9 +481,18 @@ def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveC
 
 
 def _by_tensor(
-    collectives: Iterable[HloCollective], cost: Cost, names: Mapping[int, str]
+    collectives: Sequence[HloCollective],
+    cost: Cost,
+    names: Mapping[int, str],
+    rows: Iterable[Row],
 ) -> tuple[TensorRow, ...]:
     """The tensors whose bytes differ, those with the most bytes beyond the plan first."""
+    if not any(collective.tensor for collective in collectives):
+        # A program that names no tensor, as that of ``Plan.apply``: it lacks none of them. If the
+        # whole differs, only its collectives are known.
+        nbytes = sum(collective.nbytes * collective.times for collective in collectives)
+        differs = not all(row.is_explained for row in rows)
+        return (TensorRow("", 0, nbytes),) if differs else ()
     # Names of scopes; a slash in one would begin another scope: see ``tensor_scope``.
     predicted: dict[str, int] = defaultdict(int)
     compiled: dict[str, int] = defaultdict(int)
@@ -490,9 +502,9 @@ def _by_tensor(
             predicted[tensor_scope(names[tensor]).removeprefix("tensor:")] += nbytes
     for collective in collectives:
         compiled[collective.tensor] += collective.nbytes * collective.times
-    rows = (
+    tensors = (
         TensorRow(name, predicted.get(name, 0), compiled.get(name, 0))
         for name in {*predicted, *compiled}
     )
-    differing = (row for row in rows if row.predicted_bytes != row.compiled_bytes)
+    differing = (row for row in tensors if row.predicted_bytes != row.compiled_bytes)
     return tuple(sorted(differing, key=lambda r: (r.predicted_bytes - r.compiled_bytes, r.tensor)))

@@ -86,6 +86,7 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
         if tensor.role == "parameter":
             for end in _ends(tensor):
                 of_parameter[end, tensor.sizes].add(specs[tensor.index])
+                of_parameter[end, None].add(specs[tensor.index])
     lines = []
     for role in ROLES:
         tensors = [problem.traced.tensors[t] for t in specs if graph.tensors[t].role == role]
@@ -103,16 +104,23 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
 
 
 def _parameters_spec(tensor: Tensor, of_parameter: Mapping[object, set[str]]) -> str | None:
-    """The sharding of parameters of equal sizes whose paths share the longest end with a name."""
-    found = (of_parameter.get((end, tensor.sizes)) for end in _ends(tensor))
-    specs = next((specs for specs in found if specs), set())
-    return next(iter(specs)) if len(specs) == 1 else None
+    """The sharding of parameters of equal sizes whose paths share the longest end with a name.
+
+    State of other sizes, such as the factors of Adafactor, has that of its parameters if they are
+    replicated.
+    """
+    for sizes in (tensor.sizes, None):
+        found = (of_parameter.get((end, sizes)) for end in _ends(tensor))
+        specs = next((specs for specs in found if specs), set())
+        if specs and (sizes is not None or specs == {"replicated"}):
+            return next(iter(specs)) if len(specs) == 1 else None
+    return None
 
 
 def _ends(tensor: Tensor) -> list[tuple[str, ...]]:
-    """The ends of a path without the argument's name, the longest first."""
+    """The ends of a path without the argument's name, the longest first and an empty one last."""
     parts = tensor.name.split("/")[1:]
-    return [tuple(parts[k:]) for k in range(len(parts))]
+    return [tuple(parts[k:]) for k in range(len(parts) + 1)]
 
 
 def _spec_lines(

@@ -15,7 +15,7 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
-from tensorstate.problem.baselines import Baselines, is_parameter
+from tensorstate.problem.baselines import Baselines, is_parameter, parameter_of
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.report.units import size
@@ -27,6 +27,8 @@ MIN_SHARE = 0.5
 
 # The name for an axis that shards some tensors, but no product of the forward pass.
 UNNAMED = "some tensors sharded"
+# For an axis along which devices have members of an ensemble, which meet only in their mean.
+MEMBERS = "ensemble parallel"
 
 
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
@@ -69,6 +71,8 @@ class _KeptWhole:
             return self._all("parameter", least_dims=2) and not self._is_any_by_batch()
         if name.startswith("context"):
             return all(self._products_with(self.baselines.sequence))
+        if name == MEMBERS:
+            return all(self._products_with(member_factors(self.problem)))
         return True  # experts, rings and stages need no more than their own operators
 
     def _inputs(self, roles: Sequence[str], least_dims: int = 1) -> Iterator[int]:
@@ -167,11 +171,15 @@ def _parallelisms(
             f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
         ]
     # Named by the factor along which the axis shards products: the batch is data parallelism, the
-    # sequence context parallelism, and experts expert parallelism. What products sum over or make
-    # new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
+    # sequence context parallelism, experts expert parallelism, and members of an ensemble
+    # ``MEMBERS``. What products sum over or make new (heads, hidden features, the vocabulary) is
+    # Megatron's. An axis may do several.
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []
+    members = member_factors(problem)
+    if total and _share(flops_of, members) >= MIN_SHARE * total:
+        names.append(MEMBERS)
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
     within = {  # whether keys and values go round along the axis, and whether rows are exchanged
@@ -190,7 +198,7 @@ def _parallelisms(
         names.append("expert parallel (rows exchanged)")
     elif experts and _share(flops_of, experts):
         names.append("expert parallel")
-    named = baselines.batch | baselines.sequence | experts
+    named = baselines.batch | baselines.sequence | experts | members
     inner = sum(
         flops for factor, flops in flops_of.items() if factor is not None and factor not in named
     )
@@ -230,7 +238,17 @@ def expert_factors(problem: Problem) -> frozenset[int]:
     spectrum. Tokens go to experts and come back by products, or by indices that are computed;
     members meet only in a mean, and modes in transforms and at constant places.
     """
-    experts, routed = set(), set[int]()
+    return _batched_weights(problem) & _routed(problem)
+
+
+def member_factors(problem: Problem) -> frozenset[int]:
+    """The factors of parameters whose weights are multiplied side by side, with nothing routed."""
+    return (_batched_weights(problem) & Baselines(problem).of_parameters) - _routed(problem)
+
+
+def _routed(problem: Problem) -> frozenset[int]:
+    """The factors that products sum over or that computed indices choose among."""
+    routed = set[int]()
     tensors, computed = problem.graph.tensors, set(problem.graph.inputs)
     for operator in problem.graph.operators:
         if any(use.tensor in computed for use in operator.operands):
@@ -249,18 +267,28 @@ def expert_factors(problem: Problem) -> frozenset[int]:
                 for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True)
                 if label in inside
             }
-        if operator.kind != "einsum" or len(operator.operands) < 2:
-            continue  # nor is a weight that is repeated or summed multiplied with tokens
+    return frozenset(routed)
+
+
+def _batched_weights(problem: Problem) -> frozenset[int]:
+    """The factors that all operands and results of a product with a parameter have."""
+    batched = set[int]()
+    for operator in problem.graph.operators:
+        if operator.phase != "forward" or operator.kind != "einsum":
+            continue
+        if len(operator.operands) < 2:
+            continue  # a weight that is repeated or summed is not multiplied with tokens
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
                 continue
             # [tokens, experts, width] with weights [experts, width, hidden]: "experts" is in all
             # three arrays, while a width is summed over, and heads come with the weights.
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
-            for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
+            dims = problem.graph.tensors[use.tensor].dims
+            for factor, label in zip(dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
-                    experts.add(factor)
-    return frozenset(experts & routed)
+                    batched.add(factor)
+    return frozenset(batched)
 
 
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
@@ -268,11 +296,13 @@ def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: 
 
     It is "batch sharded" if no gradient is reduced along the axis, since a name would promise that.
     """
-    if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
+    # Experts and the weights of Megatron are sharded, too, but their shards are not gathered.
+    within = _used_as_sharded(problem, decisions, cost, axis)
+    if _sharded(problem, decisions, "parameter", axis, within) >= MIN_SHARE:
         # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
         is_once = _gathered_once(problem, cost) >= MIN_SHARE
         return "ZeRO-2 (parameters gathered once)" if is_once else "ZeRO-3 (FSDP)"
-    if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
+    if _sharded(problem, decisions, "optimizer", axis, within) >= MIN_SHARE:
         return "ZeRO-2"
     return "DDP" if _reduces_gradients(problem, cost, axis) else "batch sharded"
 
@@ -306,12 +336,44 @@ def _is_after_forward(problem: Problem, group: TensorGroup) -> bool:
     return not group.in_forward or "gradient" in roles
 
 
-def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
-    """The share of the bytes of a role that an axis shards."""
+def _used_as_sharded(
+    problem: Problem, decisions: Decisions, cost: Cost, axis: int
+) -> frozenset[tuple[int, ...]]:
+    """The factors of each parameter that an axis shards and along which it is not gathered."""
+    graph = problem.graph
+    gathered = {
+        parameter_of(graph, tensor)
+        for reshard in cost.reshards
+        if any(step.axis == axis and step.collective is not None for step in reshard.steps)
+        for tensor in reshard.tensors
+    }
+    sharded = {
+        node.tensor
+        for class_id, strategy in enumerate(decisions.strategies)
+        if strategy[axis] >= 0
+        for node in [problem.node(class_id)]
+        if node.tensor is not None and graph.tensors[node.tensor].role == "parameter"
+    }
+    return frozenset(graph.tensors[tensor].dims for tensor in sharded - gathered)
+
+
+def _sharded(
+    problem: Problem,
+    decisions: Decisions,
+    role: str,
+    axis: int,
+    without: frozenset[tuple[int, ...]],
+) -> float:
+    """The share of the bytes of a role that an axis shards, without tensors of some factors.
+
+    Moments have the factors of their parameters.
+    """
     sharded, total = [], []
     for class_id, strategy in enumerate(decisions.strategies):
         tensor = problem.node(class_id).tensor
-        if tensor is not None and problem.graph.tensors[tensor].role == role:
+        if tensor is None or problem.graph.tensors[tensor].role != role:
+            continue
+        if problem.graph.tensors[tensor].dims not in without:
             nbytes = problem.multiplicity(class_id) * problem.graph.tensors[tensor].nbytes
             total.append(nbytes)
             sharded.append(nbytes * (strategy[axis] >= 0))
@@ -357,6 +419,7 @@ _HAS = {
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
     UNNAMED: "shards of some tensors",
+    MEMBERS: "a part of the members of an ensemble, with their weights",
     "expert parallel": "a part of the experts",
     "expert parallel (rows exchanged)": "a part of the experts, to which rows are sent",
 }

@@ -163,10 +163,13 @@ def graph_of(
     """
     if isinstance(step, Graph):
         if abstract_args is not None:
-            raise PlanError("a graph has its arguments; do not give abstract_args again")
+            raise PlanError("a graph has its own arguments; do not give abstract_args with it")
         return step
     if abstract_args is None:
-        raise PlanError("abstract_args must be given with a function")
+        raise PlanError(
+            "abstract_args must be given with a step that is a function; give its arguments as a "
+            "tuple of jax.ShapeDtypeStruct"
+        )
     options = _Options(loops=loops, pad_to=pad_to, strict=strict, context=context)
     return _trace(step, abstract_args, options)
 
@@ -227,8 +230,8 @@ def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None
             checks.integer(number, "a number in updates", PlanError)
         if not (0 <= result < len(results) and 0 <= arg < len(args)):
             raise PlanError(
-                f"updates={dict(updates)}: the step has {len(args)} arguments and "
-                f"{len(results)} results, counted from 0"
+                f"updates={dict(updates)} must map numbers of results to numbers of arguments, "
+                f"counted from 0: the step has {len(args)} arguments and {len(results)} results"
             )
         if difference := leaf_difference(results[result], args[arg]):
             raise PlanError(
@@ -236,7 +239,9 @@ def _check_updates(step: StepJaxpr, results, updates: Mapping[int, int]) -> None
                 f"dtypes of argument {arg}: {difference}"
             )
     if len(set(updates.values())) < len(updates):
-        raise PlanError(f"updates={dict(updates)}: two results update the same argument")
+        raise PlanError(
+            f"updates={dict(updates)}: two results update the same argument; name one of them"
+        )
 
 
 def _leaf_offsets(trees) -> list[int]:
@@ -539,14 +544,17 @@ def _multiplied(parts: GraphParts, phase_of: Sequence[Phase], assigned: Sequence
     rows are taken of them and added at nodes.
     """
     tensors = parts.tensors
-    # For results that are computed element by element, the inputs of their size.
+    # For results that are computed element by element, or put beside others row by row as a
+    # coordinate is beside a time, the inputs of their rows.
     made_of = {i: {i} for i, role in enumerate(assigned) if role in ("input", "parameter")}
     found = set[int]()
     for operator, phase in zip(parts.operators, phase_of, strict=True):
         operands = [(use, made_of.get(use.tensor, set())) for use in operator.operands]
-        if operator.kind == "elementwise" and len(operator.operands) == 1:
-            for use in operator.results:
-                made_of[use.tensor] = operands[0][1]
+        is_unary = operator.kind == "elementwise" and len(operator.operands) == 1
+        if is_unary or operator.primitive == "concatenate":
+            for result in operator.results:
+                rows = (made for use, made in operands if use.labels[:1] == result.labels[:1])
+                made_of[result.tensor] = set().union(*rows)
         if operator.kind != "einsum" or phase != "forward" or len(operands) != 2:
             continue
         for (use, inputs), (_, others) in (operands, operands[::-1]):

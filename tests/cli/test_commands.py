@@ -97,6 +97,26 @@ def test_a_schedule_by_orbits_goes_through_the_commands(capsys, tmp_path):
     assert called(capsys, "show", path, "-o", tmp_path / "page.html")[0] == 0
 
 
+@pytest.mark.slow
+def test_the_default_of_thousands_goes_through_the_commands(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    made = as_json(capsys, "synth", "torus:64x64", "all_to_all", "-o", path)
+    assert (made["synthesizer"], made["sends"]) == ("auto", 2**29)
+    assert made["percent_of_bound"] > 99
+    assert as_json(capsys, "verify", path)["proved"] is True
+    (row,) = as_json(capsys, "simulate", path, "--size", "25MiB")["rows"]
+    assert row["seconds"] == made["seconds"]
+    code, out, _ = called(capsys, "show", path)
+    assert (code, "rank 0's shard" in out) == (0, True)
+    for wanted in (
+        ("convert", path, tmp_path / "all.json"),
+        ("simulate", path, "--execution", "gpu"),
+    ):
+        code, _, err = called(capsys, *wanted)
+        assert (code, "536870912 sends in all" in err) == (2, True)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

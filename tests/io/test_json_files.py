@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, call, error):
 
 
 def test_what_cannot_be_written_touches_no_file(tmp_path):
-    with pytest.raises(FormatError, match=r"expected a Topology, .*OrbitSchedule, got dict"):
+    with pytest.raises(FormatError, match=r"expected a Topology, .*Schedule, got dict"):
         save(tmp_path / "x.json", {})  # type: ignore[arg-type]
     assert not os.listdir(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -108,7 +108,7 @@ def test_files_of_other_encodings_are_the_same(tmp_path, name, encoding):
         (ncclx.dumps_csv(RULES), "need ranks="),
         ("<graphs version='1'/>", "orders of ranks"),
         ("<html></html>", "got <html>"),
-        ("hello", "no format that is read begins with 'hello'"),
+        ("hello", "no known format begins with 'hello'"),
         (MSCCLPP, "give collective="),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -113,6 +114,73 @@ def is_proved(schedule) -> bool:
     return True
 
 
+@given(st.sampled_from(NETWORKS), st.sampled_from(KINDS_OF_ALL), st.sampled_from([2**10, 2**24]))
+def test_what_reads_all_sends_gets_those_of_the_listed_schedule(topology, kind, nbytes):
+    schedule = found(topology, kind, nbytes, 2)
+    whole = schedule.expand()
+    assert isinstance(schedule, Schedule)
+    assert (schedule.num_messages, schedule.num_steps) == (whole.num_messages, whole.num_steps)
+    assert (schedule.messages_in_step == whole.messages_in_step).all()
+    run, listed = jc.simulate(schedule, nbytes), jc.simulate(whole, nbytes)
+    assert np.allclose(run.utilization(), listed.utilization())
+    assert np.allclose(run.utilization(7), listed.utilization(7))
+    assert "edge" not in vars(schedule)  # until here no send of another rank was listed
+    for column in ("step_ptr", "edge", "chunk", "reduce", "src", "dst", "message_ptr"):
+        assert (getattr(schedule, column) == getattr(whole, column)).all()
+    assert schedule.edges.same_as(whole.edges)
+    for column in ("hop_ptr", "hop_link", "hop_busy", "hop_delay"):
+        assert (getattr(run, column) == getattr(listed, column)).all()
+    assert np.allclose(run.start, listed.start)
+    assert np.allclose(run.end, listed.end)
+    assert schedule.relabel(range(topology.num_ranks)) == whole
+    # A machine's order and charges, and heads of packets, are those of all sends.
+    for more in ({"execution": "gpu"}, {"framing": jc.simulation.Framing(256, 16)}):
+        times = [jc.simulate(each, nbytes, **more).exact_time for each in (schedule, whole)]
+        assert times[0] == times[1]
+
+
+def test_equal_orbits_are_equal_and_keep_their_provenance():
+    ring = jc.topologies.ring(5)
+    one, other = (found(ring, "all_gather", 2**20, 1) for _ in range(2))
+    named = one.with_provenance(jc.schedule.Provenance("mine"))
+    assert (one, hash(one)) == (other, hash(other)) == (named, hash(named))
+    assert (named.provenance.synthesizer, one.provenance.synthesizer) == ("mine", "orbits")
+    assert one != one.expand()
+    assert one != found(ring, "all_gather", 2**20, 2)
+    assert copy.deepcopy(one) == copy.copy(one) == one
+    assert not hasattr(one, "sends")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ALL)
+def test_the_default_of_many_ranks_is_an_orbit_and_of_few_is_listed(kind, tmp_path):
+    many = jc.synthesize(jc.topologies.torus(8, 16), kind)
+    assert isinstance(many, OrbitSchedule)
+    assert (many.provenance.synthesizer, many.provenance.certificate["synthesizer"]) == (
+        "auto", "orbits",
+    )  # fmt: skip
+    jc.io.save(tmp_path / "s.json", many)
+    read = jc.io.load(tmp_path / "s.json")
+    assert read == many
+    assert read.provenance == many.provenance
+    jc.verify(read)
+    assert jc.simulate(read, 2**20).exact_time == jc.simulate(many.expand(), 2**20).exact_time
+    few = jc.synthesize(jc.topologies.torus(4, 4), kind, "orbits")
+    assert not isinstance(few, OrbitSchedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS_OF_ALL)
+def test_the_default_answers_for_thousands_of_ranks_without_listing_them(kind):
+    torus = jc.topologies.torus(64, 64)
+    schedule = jc.synthesize(torus, kind, nbytes=2**26)
+    assert jc.simulate(schedule, 2**26).time <= 1.01 * bound(torus, kind, 2**26).time
+    assert "edge" not in vars(schedule)
+    if kind == "all_to_all":
+        for refused in (lambda: schedule.edge, lambda: jc.simulate(schedule, 1, execution="gpu")):
+            with pytest.raises(ScheduleError, match="536870912 sends in all"):
+                refused()
+
+
 @given(st.sampled_from(NETWORKS), st.sampled_from(KINDS_OF_ALL))
 def test_the_programs_of_ranks_are_the_sends_of_the_whole(topology, kind):
     schedule = found(topology, kind, 2**20, 2)
@@ -190,8 +258,6 @@ def test_what_cannot_be_made_is_refused():
     with pytest.raises(CollectiveError, match="2 ranks or more"):
         jc.synthesize_orbit(jc.topologies.ring(1), "all_gather")
     schedule = found(ring, "all_gather", 2**20, 1)
-    with pytest.raises(ScheduleError, match="expand"):
-        jc.simulate(schedule, 2**20, execution="gpu")  # type: ignore[call-overload]
     with pytest.raises(ScheduleError, match="rank must be"):
         schedule.sends_of(4)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 from fractions import Fraction
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -22,6 +25,7 @@ from jaxcoll.simulation import (
     LinkModel,
     Message,
     link_model,
+    link_models,
     simulate_messages,
 )
 from jaxcoll.simulation.timeline import Clock
@@ -261,6 +265,17 @@ def test_a_law_may_keep_a_link_busy_after_the_arrival():
 def test_models_that_are_none(fields):
     with pytest.raises(ScheduleError):
         LinkModel(**{"name": "mine", **fields})
+
+
+def test_a_row_of_the_library_may_have_a_law(monkeypatch):
+    """The recipe of CONTRIBUTING.md: a row beside the others, read as the module is imported."""
+    source = Path(link_models.__file__).read_text(encoding="utf-8")
+    row = 'LATE = LinkModel("late", law=lambda *times: times[2:4])\n'
+    before, rows, after = source.partition("LINK_MODELS: Mapping")
+    copy = types.ModuleType("jaxcoll.simulation.link_models_with_a_row")
+    monkeypatch.setitem(sys.modules, copy.__name__, copy)
+    exec(compile(before + row + rows + after, copy.__name__, "exec"), copy.__dict__)
+    assert copy.LATE.name == "late"
 
 
 def test_the_lookup():

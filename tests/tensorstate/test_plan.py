@@ -202,6 +202,62 @@ def test_experts_are_distinguished_from_heads_and_from_ensembles(step, experts):
     assert len(expert_factors(made.problem)) == experts
 
 
+def test_weights_of_experts_are_sharded_and_not_gathered():
+    """So all else, with replicated weights, is no FSDP; nor are the moments of experts ZeRO-2."""
+
+    def step(params, moments, x):
+        def loss(params):
+            h = x
+            for _ in range(8):
+                h = jnp.tanh(h @ params["dense"])
+            scores = jax.nn.softmax(h[:, :4])
+            sent = jnp.einsum("te,ti->eti", scores, h)
+            hidden = jnp.einsum("eti,eio->eto", sent, params["experts"])
+            return jnp.square(jnp.einsum("eto,te->to", hidden, scores)).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments, value
+
+    shapes = {"dense": (32, 32), "experts": (4, 32, 32)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = params, params, jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    pins = {"*/experts": jax.P("x"), "*/dense": jax.P(), "x": jax.P("x")}
+    plan = search(step, args, mesh={"x": 4}, network=network, hardware="CPU", pin=pins)
+    (rest, experts) = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"]
+    assert rest in ("partly DDP", "partly batch sharded")
+    assert experts == "partly expert parallel"
+    assert "shard of" not in plan.sentence()
+
+
+def test_an_ensemble_is_sharded_by_its_members():
+    """Nothing is gathered, and a count of each member's steps makes members no examples."""
+
+    def step(params, counts, x):
+        def loss(w, x):
+            return jnp.square(jnp.tanh(jnp.tanh(x @ w) @ w)).mean()
+
+        def member(params, count, x):
+            value, gradient = jax.value_and_grad(loss)(params, x)
+            return params - gradient, count + 1, value
+
+        return jax.vmap(member, (0, 0, None))(params, counts, x)
+
+    args = [
+        jax.ShapeDtypeStruct((4, 64, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4,), jnp.int32),
+        jax.ShapeDtypeStruct((16, 64), jnp.float32),
+    ]
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    plan = search(step, tuple(args), mesh={"x": 4}, network=network, hardware="CPU")
+    names = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)
+    assert names == {"x": ["ensemble parallel"]}
+    assert "each has a part of the members of an ensemble" in plan.sentence()
+    ddp = solve_baseline(plan.problem, "ddp")
+    assert ddp.specs.arguments[2] == jax.P("x", None)
+
+
 def small_perceptron(params, x, y):
     def loss(params):
         return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
@@ -242,6 +298,25 @@ def test_moments_of_one_state_are_sharded_as_its_parameters():
     )
     (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
     assert line.endswith("per device, sharded as the parameters")
+
+
+def test_factored_moments_are_listed_only_where_they_are_not_as_the_parameters():
+    """Adafactor keeps rows and columns of a matrix, which have not the sizes of a parameter."""
+
+    def step(params, state, x):
+        value, gradient = jax.value_and_grad(lambda w: jnp.square(jnp.tanh(x @ w)).mean())(params)
+        rows = 0.9 * state["rows"] + jnp.square(gradient).mean(1)
+        return params - gradient / jnp.sqrt(rows)[:, None], {"rows": rows}, value
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 16), (64,), (8, 64))]
+    network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
+    for spec, end in {jax.P(): "parameters", jax.P("x"): ", but for"}.items():
+        pins = {"params": jax.P(), "state/rows": spec}
+        plan = search(
+            step, (args[0], {"rows": args[1]}, args[2]), mesh={"x": 4}, network=network, pin=pins
+        )
+        (line,) = [line for line in str(plan).splitlines() if line.startswith("optimizer: ")]
+        assert line.endswith(end)
 
 
 def test_explain(plan):

@@ -202,7 +202,8 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
         )
     if given.root != wanted.root and wanted.root is not None and given.root is not None:
         raise ScheduleError(
-            f"{schedule} has root {given.root}, but the call asks for {wanted.root}"
+            f"{schedule} has root {given.root}, but the call asks for {wanted.root}; "
+            f"synthesize one with root={wanted.root}"
         )
 
 

@@ -156,20 +156,20 @@ def explain_choice(
 
     Args:
         collective: a kind, such as "all_reduce", or a function of ``jc``, such as "psum".
-        nbytes: bytes of the larger of a rank's input and output. Of "ragged_all_to_all" those of
+        nbytes: bytes of the larger of a rank's input and output. For "ragged_all_to_all", bytes of
             the rows that the fullest rank sends to others, or gets, as ``largest`` bounds them.
         mesh: the mesh whose devices run the call; when omitted, all ranks of ``topology`` on the
             machine of ``execution``.
         axis_name: the axes of the call; all when omitted.
         topology, execution: as for ``jc.use_topology``, whose values are taken when omitted.
         largest: as for ``jc.ragged_all_to_all``: integers of shape (size, size), from source to
-            destination, by place in the group. Of that collective alone, which needs it.
-        wire_dtype: as for ``jc.psum``; of "psum" the exchange is explained, then the gather.
+            destination, by place in the group. Required for that collective only.
+        wire_dtype: as for ``jc.psum``; for "psum", the exchange and then the gather are explained.
         dtype: the dtype of the operand, whose elements a wire sends.
 
     Raises:
         CollectiveError: an unknown collective or axis, one with a root, nbytes not above 0, a
-            topology or costs that do not fit the mesh, or none of them without one; a ``largest``
+            topology or costs that do not fit the mesh, or none of these and no mesh; a ``largest``
             that is negative, of another shape or empty; unequal slices on an unknown network; a
             wire for a collective that takes none.
     """

@@ -100,7 +100,10 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
     name = str(devices.flat[0].platform)
     platform = backend_of(name)
     if platform not in ("cpu", "gpu", "tpu"):
-        raise TopologyError(f"no options are known for devices of platform {name!r}")
+        raise TopologyError(
+            f"options are known for devices of the platforms cpu, gpu and tpu, got {name!r}; leave "
+            "compiler_options= out"
+        )
     return platform
 
 

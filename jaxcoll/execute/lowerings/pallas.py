@@ -57,7 +57,10 @@ def run(
     if x.dtype == bool:
         return run(program, x.astype(jnp.int8), setting, interpreter).astype(bool)
     if x.dtype.itemsize > 4:
-        raise CollectiveError(f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}")
+        raise CollectiveError(
+            f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}; take another "
+            "lowering, such as 'scan'"
+        )
     axes, width = setting.axes, setting.width
     rank = axes.rank()
     if not program.steps:

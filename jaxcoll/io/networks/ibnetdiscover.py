@@ -178,7 +178,8 @@ class _Fabric:
             hosts.setdefault(self._host(node), len(hosts))
         if len(hosts) > MOST_HOSTS or len(switches) > MOST_SWITCHES:
             raise FormatError(
-                f"{len(hosts)} hosts or {len(switches)} switches are more than are read"
+                f"the file has {len(hosts)} hosts and {len(switches)} switches; at most "
+                f"{MOST_HOSTS} and {MOST_SWITCHES} are read"
             )
         ports: list[tuple[tuple, Port]] = []
         trunks: dict[tuple[int, int], float] = {}

@@ -66,7 +66,8 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     vertices = list(model.instances())
     if not any(kind == _RANK for _, kind in vertices):
         raise FormatError(
-            f"none of the model's {len(vertices)} components is an {_RANK}, of which ranks are made"
+            f"none of the model's {len(vertices)} components has the choice {_RANK!r}, which makes "
+            "it a rank; give it to the accelerators"
         )
     # ``Topology`` numbers ranks before switches, while a model has them in any order. Each kind
     # keeps the model's order.
@@ -169,7 +170,8 @@ class _Model:
         """Count a component or an edge, within bounds."""
         self.left[what] -= 1
         if self.left[what] < 0:
-            raise FormatError(f"the model has more {what} than are read")
+            most = {"components": _MOST_VERTICES, "edges": _MOST_WIRES}[what]
+            raise FormatError(f"the model has more than the {most} {what} that are read")
 
     def instances(self) -> Iterator[tuple[str, str]]:
         """Every component with its kind."""

@@ -346,7 +346,10 @@ class _Builder:
         part = self._parts()
         apart = next((g for g in range(self.ranks) if part[g] != part[0]), None)
         if apart is not None:
-            raise TopologyError(f"nothing joins {self.names[0]} and {self.names[apart]}")
+            raise TopologyError(
+                f"nothing in the file joins {self.names[0]} and {self.names[apart]}; give a file "
+                "with the links of all GPUs"
+            )
         count = max(self.hosts, self.system.hosts)
         hosts = f"{count} hosts, " if count > 1 else ""
         name = f"{hosts}{self.ranks} GPUs by NCCL's topology ({self.speeds})"

@@ -122,7 +122,10 @@ class _File:
         if self.below and self.blocks:
             raise FormatError("the file has both switches and blocks; give one of the two")
         if len(self.hosts) > MOST_HOSTS or len(self.below) + len(self.blocks) > MOST_SWITCHES:
-            raise FormatError(f"{len(self.hosts)} hosts, or their switches, are more than are read")
+            raise FormatError(
+                f"the file has {len(self.hosts)} hosts below {len(self.below) + len(self.blocks)} "
+                f"switches or blocks; at most {MOST_HOSTS} and {MOST_SWITCHES} are read"
+            )
 
     def _names(self, where: str, text: str) -> list[str]:
         try:

@@ -309,7 +309,10 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
             "whose links TACCL has in its program; give links, betas and invbws"
         )
     if hosts * gpus * gpus > _MOST_WIRES:
-        raise FormatError(f"{hosts} hosts of {gpus} GPUs are more than are read")
+        raise FormatError(
+            f"{hosts} hosts of {gpus} GPUs may have {hosts * gpus * gpus} links; at most "
+            f"{_MOST_WIRES} are read, so give fewer hosts"
+        )
     square = readers.list_of(readers.list_of(readers.number))
     links, betas = fields.take("links", square), fields.take("betas", square)
     for name, rows in (("links", links), ("betas", betas)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -11,15 +12,20 @@ from jaxcoll.collective import Collective
 from jaxcoll.kinds import those
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
+    BUCKET_BYTES,
+    IN_BLOCKS,
     LAST,
     ONE_CHUNK,
     Counts,
+    Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.sends import (
-    routed,
-)
+from jaxcoll.synth.building.sends import routed
+from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
+
+# Up to this number of ranks routes are the shortest, whatever they load.
+_FEW_RANKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +33,20 @@ class Direct(Synthesizer):
     """Every chunk goes directly from its holder to every rank that wants it, all in one step.
 
     Topology-oblivious: pairs without a direct link are routed over shortest paths
-    (``jaxcoll.paths.shortest_routes`` states the tie-break). A rank sends to the next rank first,
+    (``jaxcoll.paths.shortest_routes`` states the tie-break), or, beyond 64 ranks, over
+    ``spread_routes``. A rank sends to the next rank first,
     then to the one after it, and so on round.
     """
 
     name: ClassVar[str] = "direct"
     kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
-    hop_work: ClassVar[float | None] = 1.0
     put_off: ClassVar[float] = LAST
+
+    def work(self, problem: Problem) -> float:
+        """Every link of a path is simulated; of many ranks, hardly anything else takes time."""
+        is_large = problem.topology.num_ranks > _FEW_RANKS
+        return (IN_BLOCKS if is_large else 1.0) * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         n, kind = topology.num_ranks, collective.traits
@@ -52,7 +63,13 @@ class Direct(Synthesizer):
         # first.
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]
-        return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)
+        step = np.zeros(len(chunk), np.int64)
+        if n <= _FEW_RANKS:
+            return routed(topology, collective, step, src, dst, chunk)
+        pair, edge, many = np.unique(src * n + dst, return_inverse=True, return_counts=True)
+        nbytes = Fraction(BUCKET_BYTES, collective.num_chunks)
+        edges = spread_routes(topology, pair // n, pair % n, many, nbytes)
+        return Schedule.from_sends(topology, collective, step, edge, chunk, edges=edges)
 
 
 def _wanted(collective: Collective) -> tuple[np.ndarray, np.ndarray]:

@@ -301,6 +301,10 @@ class Synthesizer(abc.ABC):
         """
         return self.series
 
+    def leads(self, problem: Problem) -> bool:
+        """Whether auto tries it before it asks any other, as it takes a second and often wins."""
+        return False
+
     def may_win(self, problem: Problem) -> bool:
         """Whether it can be faster than the others so far; auto asks just before trying it."""
         return True

@@ -427,6 +427,40 @@ def ranks_per_host(topology: Topology, who: str) -> int:
     return sides[-1] if sides else 1
 
 
+def ranks_below(topology: Topology, who: str) -> int:
+    """Ranks per host, or else below each leaf switch, or else as ``ranks_per_host``.
+
+    Args:
+        who: the name of the algorithm that needs it, for errors.
+
+    Raises:
+        TopologyError: there are no hosts, no leaf switches of equally many ranks, and no grid.
+    """
+    return joined_ranks(topology) or _ranks_per_leaf(topology) or ranks_per_host(topology, who)
+
+
+def has_one_port(topology: Topology) -> bool:
+    """Whether every rank has a single link out, for the ranks beside it and for all others."""
+    n = topology.num_ranks
+    return bool((np.bincount(topology.src[topology.src < n], minlength=n) == 1).all())
+
+
+def _ranks_per_leaf(topology: Topology) -> int:
+    """Number of consecutive ranks with all links to one of several switches; 0 if they differ."""
+    n = topology.num_ranks
+    of_rank = topology.src < n
+    leaf = np.full(n, -1)
+    leaf[topology.src[of_rank]] = topology.dst[of_rank]
+    if (topology.dst[of_rank] != leaf[topology.src[of_rank]]).any() or leaf.min() < n:
+        return 0
+    inner = int((leaf == leaf[0]).sum())
+    if not 1 < inner < n or n % inner:
+        return 0
+    leaves = leaf.reshape(-1, inner)
+    is_even = (leaves == leaves[:, :1]).all() and len(np.unique(leaves[:, 0])) == len(leaves)
+    return inner if is_even else 0
+
+
 # Times of the usual time from which on a rank's rail is slow.
 SLOW = 1.01
 

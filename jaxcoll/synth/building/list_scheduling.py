@@ -88,6 +88,24 @@ class LinkedSends:
         )
 
 
+def by_urgency(
+    topology: Topology,
+    collective: Collective,
+    sends: LinkedSends,
+    urgency: np.ndarray,
+    busy: np.ndarray,
+    delay: np.ndarray,
+) -> Schedule:
+    """The schedule in which a free link serves the waiting send of the least urgency number.
+
+    Args:
+        urgency: ticks, int64 of shape (sends,).
+        busy, delay: ticks of each link, as returned by ``link_ticks``.
+    """
+    begin, _ = _run(sends, urgency, busy, delay)
+    return sends.at(begin, topology, collective)
+
+
 def as_they_arrive(
     topology: Topology,
     collective: Collective,
@@ -116,8 +134,7 @@ def as_they_arrive(
     sends = LinkedSends(edges, edge, chunk, np.zeros(len(edge), bool), *followers(before))
     urgency = -remaining(sends, delay)
     if not rounds:
-        begin, _ = _run(sends, urgency, busy, delay)
-        return sends.at(begin, topology, collective)
+        return by_urgency(topology, collective, sends, urgency, busy, delay)
     crossings = np.repeat(np.bincount(edge, minlength=len(edges)), edges.hops)
     load = np.bincount(edges.path_link, crossings, topology.num_links)
     pace = float((load * busy).max()) / collective.chunks_per_shard

@@ -10,6 +10,7 @@ fair shares of the bandwidth, which on a single switch are 1/d of it, as in the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -66,6 +67,20 @@ def degrees(topology: Topology) -> tuple[int, ...]:
     most = max(most, 1)
     few = {*range(1, min(most, 8) + 1), most}
     return tuple(sorted(few | {2**i for i in range(3, most.bit_length())}))
+
+
+@functools.lru_cache(maxsize=16)
+def hops_unwound(topology: Topology) -> int:
+    """Links of all paths through switches, one after another, of all degrees worth trying.
+
+    A fat tree has as many switches at the top as at the bottom, each with all ranks below it.
+    """
+    level = topology.hops_to_rank
+    turns = np.asarray(degrees(topology))
+    return sum(
+        2 * int(level[switch]) * sum(map(len, ports)) * int(turns.clip(max=len(ports) - 1).sum())
+        for switch, ports in _ports(topology).items()
+    )
 
 
 def unwound(topology: Topology, degree: int | str) -> Iterator[tuple[int, Unwound]]:

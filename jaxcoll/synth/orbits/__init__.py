@@ -89,13 +89,13 @@ def synthesize_orbit(
     Args:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all, of all ranks.
         nbytes: bytes of a rank's buffer for which the schedule is to be fast; 25 MiB when omitted.
-        chunks: chunks per shard; of 1, 2, 4 and 8 the fastest when omitted.
+        chunks: chunks per shard; the fastest of 1, 2, 4 and 8 when omitted.
 
     Raises:
         CollectiveError: another kind, nbytes not above 0, chunks below 1, a single rank, or ranks
             times chunks above 262,144, or 2**31 chunks of all ranks.
-        TopologyError: no translations of the network are known, or no ways between ranks on which
-            all ranks take equally long.
+        TopologyError: no translations of the network are known, or no paths between ranks that take
+            equally long for all ranks.
     """
     began = time.perf_counter()
     what = kind_of(kind)
@@ -163,6 +163,9 @@ def _candidates(
             last = [] if kind.ends_with_shard else [_copied(copies)]
             phases = [*([] if sums is None else [sums]), *last]
             yield _ordered(where, kind, phases, chunks, nbytes)
+            if len(phases) > 1 and chunks > 1:
+                # Sums that end one chunk after the other are copied while the next ones end.
+                yield _ordered(where, kind, phases, chunks, nbytes, in_turn=True)
 
 
 # ---------------------------------------------------------------------- sends that wait
@@ -196,7 +199,12 @@ def _summed(ways: Ways, back: Topology) -> LinkedSends:
 
 
 def _ordered(
-    where: Translations, kind: Kind, phases: list[LinkedSends], chunks: int, nbytes: Fraction
+    where: Translations,
+    kind: Kind,
+    phases: list[LinkedSends],
+    chunks: int,
+    nbytes: Fraction,
+    in_turn: bool = False,
 ) -> OrbitSchedule:
     """The schedule in which messages out of a rank leave the farthest first, phase by phase.
 
@@ -204,11 +212,12 @@ def _ordered(
         phases: the sends of each phase; a later one begins where its chunks are complete.
         chunks: chunks per shard.
         nbytes: bytes of a chunk.
+        in_turn: whether in each phase one chunk of a shard leaves before the next.
     """
     topology = where.topology
     steps, first = [], 0
     for sends in phases:
-        step = _steps(where, sends, nbytes) + first
+        step = _steps(where, sends, nbytes, in_turn) + first
         steps.append(step)
         first = int(step.max(initial=-1)) + 1
     ptr = np.concatenate([[0], *(sends.edges.hops for sends in phases)]).cumsum()
@@ -225,7 +234,7 @@ def _ordered(
     return OrbitSchedule(orbit, where)
 
 
-def _steps(where: Translations, sends: LinkedSends, nbytes: Fraction) -> np.ndarray:
+def _steps(where: Translations, sends: LinkedSends, nbytes: Fraction, in_turn: bool) -> np.ndarray:
     """The step of each send, by list scheduling with one link for every class of links."""
     hops = len(sends.edges.path_link)
     ticks = message_ticks(where.topology, nbytes, hops)
@@ -237,8 +246,11 @@ def _steps(where: Translations, sends: LinkedSends, nbytes: Fraction) -> np.ndar
     links = where.class_of_link[home.path_link]
     edges = Edges(at_home, at_home, home.path_ptr, links)
     same = dataclasses.replace(sends, edges=edges, edge=number)
+    urgency = -remaining(same, delay)
+    if in_turn:
+        urgency += sends.chunk * (1 - urgency.min(initial=0))
     begin, _ = served(
-        -remaining(same, delay),
+        urgency,
         same.next_ptr,
         same.following,
         same.edge,

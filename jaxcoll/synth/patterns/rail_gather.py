@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -17,9 +18,10 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
+    BUCKET_BYTES,
     IN_BLOCKS,
     ONE_CHUNK,
     SOON,
@@ -27,8 +29,9 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_per_host
+from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_below
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
 
 _FEW_RANKS = 64
@@ -84,7 +87,7 @@ class RailGather(Synthesizer):
         """
         check_everyone(collective, self.name)
         n = topology.num_ranks
-        inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
+        inner = ranks_below(topology, self.name) if self.inner is None else self.inner
         if n % inner:
             raise TopologyError(
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the {n} of "
@@ -139,7 +142,10 @@ class _Rails:
         dst = np.concatenate(
             [((rank + ahead) % n).ravel(), (host + (index + beside) % self.inner).ravel()]
         )
-        return shortest_routes(self.topology, np.resize(rank, len(dst)), dst)
+        # Along a rail goes a single shard, within a host those of all hosts.
+        shards = np.where(np.arange(len(dst)) < self.first, 1, self.hosts)
+        nbytes = Fraction(BUCKET_BYTES, n)
+        return spread_routes(self.topology, np.resize(rank, len(dst)), dst, shards, nbytes)
 
     @functools.cached_property
     def detours(self) -> np.ndarray:

@@ -27,7 +27,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
-from jaxcoll.synth.building.switch_unwinding import degrees, unwound
+from jaxcoll.synth.building.switch_unwinding import degrees, hops_unwound, unwound
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact as synthesize_compact
 from jaxcoll.synth.tacos.rules import Rule, rule_named
 from jaxcoll.synth.tacos.search import Effort, best_by_events, best_in_lockstep
@@ -43,6 +43,9 @@ SENDS, UNEQUAL_SENDS = 50_000, 1_000_000
 # Work of a matched send, relative to a plain one; where links run in lockstep; and for each degree
 # of unwound switches, through which it is also simulated.
 _MATCHED, _IN_STEP, _UNWOUND = 1.5, 0.15, 3
+# Work of a link of a path through switches when they are unwound, in exact numbers, which counts on
+# more ranks than the first of these.
+_FEW_RANKS, _LISTED = 64, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +113,8 @@ class Tacos(Synthesizer):
     def work(self, problem: Problem) -> float:
         """Sends matched in all attempts, of every degree of unwound switches, and links looked at.
 
-        Behind a switch that joins many ranks there are more links than sends of a broadcast.
+        On many ranks, also what it takes to unwind the switches. Behind a switch that joins many
+        ranks there are more links than sends of a broadcast.
         """
         topology, sends = problem.topology, float(problem.sends)
         is_moved = problem.collective.traits.moves
@@ -122,13 +126,16 @@ class Tacos(Synthesizer):
             matched = max(LEAST_ATTEMPTS * sends, enough)
         else:
             matched = self.attempts * sends
+        listed = 0.0
+        if not topology.is_direct and topology.num_ranks > _FEW_RANKS:
+            listed = _LISTED * hops_unwound(topology)
         if topology.is_homogeneous and self.aggregate == 1 and not is_moved:
-            return _IN_STEP * matched
+            return _IN_STEP * matched + listed
         if topology.is_direct:
             return _MATCHED * matched
         unwound = degrees(topology)
         looked_at = topology.num_ranks * sum(unwound) * matched / max(sends, 1.0)
-        return _MATCHED * matched * _UNWOUND * len(unwound) + looked_at
+        return _MATCHED * matched * _UNWOUND * len(unwound) + looked_at + listed
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""

@@ -22,20 +22,31 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.ragged import followers
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer, mean_hops
-from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_per_host
+from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.circles import SLOW, has_one_port, rail_slowness, ranks_below
+from jaxcoll.synth.building.list_scheduling import LinkedSends, by_urgency, link_ticks, remaining
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
+from jaxcoll.trees import TreeFlow, edge_before
 
 # Up to this number of ranks the trees of ``ForestColl`` are low enough, and they fill links better.
 _FEW_RANKS = 64
-# Numbers of pieces of the data that the trees of one index carry. Few are tried: these show whether
-# more pieces gain anything.
-_PIECES = (1, 16, 128, 384, 768)
+# Numbers of pieces of the whole data. Few are tried: these show whether more pieces gain anything.
+# Where ranks have one link out, sends are put in order one by one, in twice the time.
+_PIECES = (8, 128, 1024, 3072, 6144)
+_PIECES_BY_ONE_PORT = (8, 128, 512, 3072)
+# Those of one index of hosts of 8 ranks, for the choice of the degree.
+_PIECES_OF_INDEX = 768
 _DEGREES = range(2, 17)
+# How much less urgent each piece is than the one before it, in parts of the time that a piece of
+# every tree takes. With a tenth to a fifth a fat tree of 256 ranks took 1.10 of the bound; without,
+# 1.8; with the whole, 1.2.
+_PACE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +95,20 @@ class StripedTrees(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Multiples of the number of trees."""
         inner, degree = self._shape(problem.topology)
-        rails = len(self._rails(problem.topology, inner))
-        return (tuple(rails * degree * -(-pieces // degree) for pieces in _PIECES),)
+        trees = degree * len(self._rails(problem.topology, inner))
+        numbers = _PIECES_BY_ONE_PORT if has_one_port(problem.topology) else _PIECES
+        return (tuple(sorted({trees * -(-pieces // trees) for pieces in numbers})),)
 
     def work(self, problem: Problem) -> float:
-        """Every send is put in order, and simulated on each link of its path."""
-        return max(1.0, mean_hops(problem.topology) / 2) * problem.sends
+        """Every send is put in order and simulated on each link of its path."""
+        topology, (inner, _) = problem.topology, self._shape(problem.topology)
+        n = topology.num_ranks
+        # The ways from rank 0 to the first rank of each host, and from it to one beside it.
+        there = np.append(np.arange(inner, n, inner), 1)
+        hops = shortest_routes(topology, np.zeros_like(there), there).hops
+        across = n // inner - 1
+        crossed = hops[:-1].sum() + (n - 1 - across) * hops[-1]
+        return max(1.0, float(crossed) / (n - 1) / 2) * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -101,6 +120,8 @@ class StripedTrees(Synthesizer):
         check_everyone(collective, self.name)
         chunks = collective.chunks_per_shard
         flow = self.flow(topology, collective.root_of(collective.groups[0]), chunks)
+        if has_one_port(topology):
+            return _most_urgent_first(flow, collective, as_fraction(self.nbytes))
         return flow.to_schedule(chunks // flow.k, collective=collective)
 
     def flow(self, topology: Topology, root: int, chunks: int | None = None) -> TreeFlow:
@@ -115,8 +136,9 @@ class StripedTrees(Synthesizer):
         """
         n, (inner, degree) = topology.num_ranks, self._shape(topology)
         stripes = interior_disjoint(n // inner, degree)
+        of_ranks = _by_one_port if has_one_port(topology) else _of_ranks
         parents = [
-            _of_ranks(above, inner, rail, root, turn)
+            of_ranks(above, inner, rail, root, turn)
             for turn, above in enumerate(stripes)
             for rail in self._rails(topology, inner)
         ]
@@ -131,7 +153,9 @@ class StripedTrees(Synthesizer):
             shard=tuple(count * (rank == root) for rank in range(n)),
             root=np.full(count, root, np.int32),
             weight=np.ones(count, np.int64),
-            edges=shortest_routes(topology, key // n, key % n),
+            edges=spread_routes(
+                topology, key // n, key % n, np.bincount(edge), as_fraction(self.nbytes) / count
+            ),
             tree_ptr=np.arange(count + 1) * (n - 1),
             edge=edge.astype(np.int32),
             inverse=Fraction(1),
@@ -156,7 +180,7 @@ class StripedTrees(Synthesizer):
             TopologyError: the ranks of a host do not divide all ranks.
         """
         try:
-            inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
+            inner = ranks_below(topology, self.name) if self.inner is None else self.inner
         except TopologyError:
             inner = 1
         if topology.num_ranks % inner:
@@ -170,6 +194,26 @@ class StripedTrees(Synthesizer):
         return inner, min(self.degree or 1, most)
 
 
+def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction) -> Schedule:
+    """The trees in pieces; of those that wait for a link, the one with the longest way goes first.
+
+    Ways are measured in time, with latencies, and a later piece is a little less urgent. Where all
+    sends of a rank share a link, those that others wait for then overtake those to the ranks beside
+    it, which the stream of ``TreeFlow.to_schedule`` serves in turn.
+    """
+    topology, many = flow.topology, collective.chunks_per_shard // flow.k
+    # A row per tree edge and piece.
+    edge, piece = np.repeat(flow.edge, many), np.tile(np.arange(many), len(flow.edge))
+    above = np.repeat(edge_before(flow), many)
+    before = np.where(above < 0, -1, above * many + piece)
+    chunk = np.repeat(np.arange(flow.k), (topology.num_ranks - 1) * many) * many + piece
+    busy, delay = link_ticks(topology, collective, nbytes, int(flow.edges.hops[edge].sum()))
+    sends = LinkedSends(flow.edges, edge, chunk, np.zeros(len(edge), bool), *followers(before))
+    turn = round(_PACE * float((np.asarray(flow.load) * busy).max()))
+    urgency = piece * turn - remaining(sends, delay)
+    return by_urgency(topology, collective, sends, urgency, busy, delay)
+
+
 def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
     """The degree with which the last piece arrives soonest.
 
@@ -179,11 +223,15 @@ def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
     hosts = topology.num_ranks // inner
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, inner, np.int32)).path(0)
     links = np.asarray(route)
-    seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES[-1]
+    seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES_OF_INDEX
+    degrees = list(_DEGREES[: hosts - 1])
+    if has_one_port(topology) and inner > 1:
+        # The other ranks of the root's host take equal turns with the stripes of its index.
+        degrees = [degree for degree in degrees if degree % (inner - 1) == 0] or degrees
     delays = {
         degree: max(_depths(tree).max() for tree in interior_disjoint(hosts, degree))
         * (topology.alpha[links].sum() + (degree + 1) * seconds)
-        for degree in _DEGREES[: hosts - 1]
+        for degree in degrees
     }
     return min(delays, key=lambda degree: delays[degree])
 
@@ -244,6 +292,25 @@ def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) ->
         parent[others[:2]] = root
         parent[others[2:]] = others[np.arange(len(others[2:])) // 3]
     parent[root] = -1
+    return parent
+
+
+def _by_one_port(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
+    """The same where each rank has a single link out, over which the root sends all data once.
+
+    So the stripes of the root's own index go to another rank of its host, which passes them on to
+    the rest of the host and to the next host. These ranks take turns: each is inside one tree of
+    its own index, and has room for as much more as the root's index has data for each of them.
+    """
+    parent = _of_ranks(above, inner, rail, root, turn)
+    hosts = len(above)
+    first = (root // inner + np.arange(hosts)) % hosts * inner
+    if first[0] + rail == root and inner > 1:
+        others = first[0] + np.arange(inner)
+        others = np.roll(others[others != root], turn)
+        parent[others[0]] = root
+        parent[others[1:]] = others[:-1]
+        parent[first[np.flatnonzero(above == 0)] + rail] = others[0]
     return parent
 
 

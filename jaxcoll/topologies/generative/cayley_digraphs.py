@@ -56,14 +56,16 @@ class SemidirectProduct:
         r = checks.integer(self.r, "r", TopologyError, least=0, most=max(m - 1, 0))
         check_size(f"a Cayley digraph of Z_{m} : Z_{k}", m * k, m * k)
         if m * k < 2:
-            raise TopologyError("a Cayley digraph needs a group of two elements or more, got one")
+            raise TopologyError(
+                f"a Cayley digraph needs a group of two elements or more, got m = {m}, k = {k}"
+            )
         # r^0 and r^k act as x = 0 and x = k, which are the same element of Z_k, so they must be
         # equal.
         if pow(r, k, m) != 1 % m:
             near = (r + sign * away for away in range(m) for sign in (-1, 1))
             fits = next(other for other in near if 0 < other < m and pow(other, k, m) == 1)
             raise TopologyError(
-                f"multiplier {r} must have r^{k} = 1 modulo {m}; the nearest that has is {fits}"
+                f"multiplier {r} must have r^{k} = 1 modulo {m}; the nearest that does is {fits}"
             )
 
     @property
@@ -133,7 +135,10 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
         np.int64,
     )
     if not len(chosen):
-        raise TopologyError("a Cayley digraph needs one connection or more; got none")
+        raise TopologyError(
+            "a Cayley digraph needs one connection or more, got none; give numbers of elements of "
+            f"the group, 1 to {group.size - 1}"
+        )
     degree, elements = len(chosen), np.arange(group.size)
     notation = f"Cay({m},{k},{r};{','.join(map(str, chosen.tolist()))})"
     check_size(notation, group.size, group.size * degree)
@@ -147,8 +152,8 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     order = sp.csgraph.breadth_first_order(arcs, 0, return_predecessors=False)
     if len(order) < group.size:
         raise TopologyError(
-            f"the connections of {notation} generate {len(order)} of {group.size} elements; add "
-            f"one outside of those"
+            f"the connections of {notation} generate {len(order)} of {group.size} elements; "
+            "add a connection outside of those"
         )
     # By (0, 1) and (1, 0), which generate the group.
     translations = sorted({1 % group.size, k % group.size} - {0})

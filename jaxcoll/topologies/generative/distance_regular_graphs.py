@@ -107,7 +107,9 @@ def generalized_hexagon(q: int) -> Digraph:
     size = 2 * (q**6 - 1) // (q - 1)
     check_size(f"GH({q},{q})", size, size * (q + 1))
     if q > 3:
-        raise TopologyError(f"GH({q},{q}) of {size} vertices is not built; the largest is GH(3,3)")
+        raise TopologyError(
+            f"GH({q},{q}) has {size} vertices, more than are built here; the largest is GH(3,3)"
+        )
     points = field.projective_points(7)
     square = field.multiply[points[:, 3], points[:, 3]]
     # The quadric: x0 x4 + x1 x5 + x2 x6 - x3^2 = 0.

@@ -112,7 +112,7 @@ def cartesian_product(*factors: Digraph) -> Digraph:
         TopologyError: there are no factors.
     """
     if not factors:
-        raise TopologyError("a Cartesian product needs one factor or more")
+        raise TopologyError("a Cartesian product needs one factor or more, got none; give digraphs")
     sides = tuple(checked(factor).size for factor in factors)
     size, degree = math.prod(sides), sum(factor.degree for factor in factors)
     check_size("a Cartesian product", size, size * degree)

@@ -315,7 +315,9 @@ def _offsets(n: int, offsets: Iterable[int]) -> list[int]:
     given = checks.members(offsets, "offsets", TopologyError)
     steps = checks.integers(given, "offsets", TopologyError, least=1, most=n - 1)
     if not steps:
-        raise TopologyError("a circulant graph needs one offset or more; got none")
+        raise TopologyError(
+            f"a circulant graph needs one offset or more, got none; give some of 1 to {n - 1}"
+        )
     # Sums of the offsets modulo n are the multiples of their common divisor with n.
     shared = math.gcd(n, *steps)
     if shared > 1:

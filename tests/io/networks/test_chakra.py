@@ -193,7 +193,7 @@ GOOD = chakra.dumps(jc.simulate(jc.synthesize(RING, "all_gather", "ring"), 2**20
     ("files", "message"),
     [
         (GOOD[:3], "3 traces, .* has 4 ranks"),
-        ((b"", *GOOD[1:]), "an empty file"),
+        ((b"", *GOOD[1:]), "the file is empty"),
         ((GOOD[0][:-1], *GOOD[1:]), "of [0-9]+ bytes is cut short"),
         ((b"\xff" * 12, *GOOD[1:]), "more than ten bytes"),
         ((GOOD[0] + GOOD[0][GOOD[0][0] + 1 :],) * 4, "the same id|cut short|no node"),

@@ -91,4 +91,4 @@ def test_commands_take_a_file_where_a_network_stands(tmp_path, capsys):
         capsys, "bound", path, "--bandwidth", "1GB/s"
     )
     path.write_text("1 2 3\n4 5 6\n")  # numbers alone are of no format
-    assert "no format that is read" in refused(capsys, "bound", path)
+    assert "no known format" in refused(capsys, "bound", path)

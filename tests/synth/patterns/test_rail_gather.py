@@ -107,3 +107,16 @@ def test_bad_input_is_refused():
     groups = [range(8), range(8, 16)]
     with pytest.raises(CollectiveError, match="rail_gather is defined for all ranks at once"):
         synthesize(topologies.dgx_h100(2), "all_gather", RailGather(), groups=groups)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize(
+    ("topology", "most"),
+    [(topologies.fat_tree(4, 4), 1.05), (topologies.leaf_spine(8, 16, 4, oversubscription=3), 1.2)],
+    ids=["fat tree", "leaf-spine"],
+)
+def test_below_leaf_switches_no_way_up_is_crowded(topology, most, kind):
+    """By the shortest routes, all of which cross the same switches, fat trees took 12 times it."""
+    schedule = synthesize(topology, kind, RailGather(), nbytes=2**26)
+    least = bound(topology, kind, 2**26).time
+    assert simulate(schedule, 2**26).time <= most * least

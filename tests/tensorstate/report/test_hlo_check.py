@@ -224,6 +224,7 @@ def test_plans_of_several_dtypes_are_checked():
     assert not found.agrees
     assert found.is_explained, str(found)
     assert plan.check(step=compiled).rows == plan.check(lowered).rows == found.rows
+    assert not found.by_tensor  # the program names no tensor, so it is not said to lack any
 
 
 def test_a_loop_of_data_whose_length_xla_finds_is_compared_by_iteration():

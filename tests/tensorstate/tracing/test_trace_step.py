@@ -419,6 +419,25 @@ def test_features_of_nodes_are_data_and_frozen_weights_are_parameters():
     }  # fmt: skip
 
 
+def test_points_that_are_put_beside_a_time_are_data():
+    """As the initial condition of a differential equation, of other points than the rest."""
+
+    def step(weights, inner, start):
+        def model(weights, t, x):
+            return (jnp.tanh(jnp.stack([t, x], -1) @ weights["in"]) @ weights["out"])[:, 0]
+
+        def loss(weights):
+            at_start = model(weights, jnp.zeros_like(start), start) - jnp.sin(start)
+            rest = model(weights, inner[:, 0], inner[:, 1])
+            return (rest**2).mean() + (at_start**2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    graph = trace(step, ({"in": s(2, 16), "out": s(16, 1)}, s(64, 2), s(32)))
+    assert [graph.tensors[i].role for i in graph.inputs] == 2 * ["parameter"] + 2 * ["input"]
+
+
 @pytest.mark.parametrize("text", ["rates must\n be given. " * 500, ""])
 def test_an_error_of_the_model_is_quoted_shortly_with_the_line_of_the_user(text):
     def model(x):

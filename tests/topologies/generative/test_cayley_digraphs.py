@@ -124,8 +124,8 @@ def test_the_family_has_the_packaged_sets():
     ("make", "message"),
     [
         (lambda: gen.cayley(8, 2, 3, [1, 16]), "at most 15"),
-        (lambda: gen.cayley(8, 3, 7, [1, 2]), r"r\^3 = 1 modulo 8; the nearest that has is 1"),
-        (lambda: gen.cayley(7, 3, 6, [1, 2]), r"r\^3 = 1 modulo 7; the nearest that has is 4"),
+        (lambda: gen.cayley(8, 3, 7, [1, 2]), r"r\^3 = 1 modulo 8; the nearest that does is 1"),
+        (lambda: gen.cayley(7, 3, 6, [1, 2]), r"r\^3 = 1 modulo 7; the nearest that does is 4"),
         (lambda: gen.cayley(2**20, 2**20, 1, [1]), "take a smaller network"),
         (lambda: gen.cayley(8, 2, 8, [1, 2]), "r must be"),
         (lambda: gen.cayley(1, 1, 0, [1]), "two elements"),
