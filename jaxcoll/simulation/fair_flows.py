@@ -94,6 +94,7 @@ def run_when_ready(
     urgency: tuple[np.ndarray, ...],
     places: Places,
     needed: np.ndarray,
+    is_shared: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The seconds at which each row starts and arrives if messages wait only for their chunks.
 
@@ -107,6 +108,7 @@ def run_when_ready(
         urgency: keys of ``np.lexsort``, by which the rows of a message are in order.
         places: the rank and chunk that each row reads and brings (``kernels.places_of``).
         needed: for each row, the arrivals at the place that it reads before it may leave.
+        is_shared: whether rows of several connections cross a link.
     """
     count = len(rows.src)
     start, end = np.zeros(count), np.zeros(count)
@@ -135,8 +137,6 @@ def run_when_ready(
     waits = _Waits(waits_from, waits_to, places.have, places.get, needed)
     arrived = np.zeros(places.count, np.int32)
     capacity = np.array(topology.bandwidth, np.float64)
-    used = np.unique(np.stack([np.repeat(rows.block, np.diff(rows.ptr)), rows.link]), axis=1)[1]
-    is_shared = bool((np.bincount(used) > 1).any())
     _run_ready(rows, connections, waits, arrived, capacity, latency, is_shared, start, end)
     return start, end
 

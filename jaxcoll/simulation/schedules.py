@@ -95,8 +95,12 @@ def _run(
     columns = schedule.src, schedule.dst, schedule.chunk
     places = kernels.places_of(*columns, schedule.topology.num_ranks, chunks)
     is_fair = costs is not None and costs.is_forwarded and by.is_linear and not by.alpha_occupies
-    if costs is not None and is_fair and _needs_shares(schedule, edge, hop_ptr, hop_link):
-        return _by_connections(_OnMachine(schedule, size, by, framing, costs, charge), places)
+    if costs is not None and is_fair and _can_be_shared(schedule, edge):
+        is_shared = _have_common_links(edge, hop_ptr, hop_link)
+        # Chunks of a message arrive one by one, also where no links are shared.
+        if is_shared or schedule.num_sends > len(edge):
+            run = _OnMachine(schedule, size, by, framing, costs, charge)
+            return _by_connections(run, places, is_shared)
     found = _durations(schedule, size, by, framing, hop_ptr, hop_link, costs)
     start = np.zeros(len(hop_link), np.int64)
     hops, num_links = by.hops(hop_ptr, hop_link, found), schedule.topology.num_links
@@ -151,24 +155,24 @@ def _in_order(run: _OnMachine) -> Timeline:
 _MOST_SHARED = 1 << 22
 
 
-def _needs_shares(
-    schedule: Schedule, edge: np.ndarray, hop_ptr: np.ndarray, hop_link: np.ndarray
-) -> bool:
-    """Whether messages of several edges meet on a link, or chunks of a message arrive by turns."""
-    used = np.unique(edge)
-    if schedule.num_sends * len(used) > _MOST_SHARED:
-        return False
-    if schedule.num_sends > len(edge):
-        return True
+def _can_be_shared(schedule: Schedule, edge: np.ndarray) -> bool:
+    return schedule.num_sends * len(np.unique(edge)) <= _MOST_SHARED
+
+
+def _have_common_links(edge: np.ndarray, hop_ptr: np.ndarray, hop_link: np.ndarray) -> bool:
+    """Whether messages of several edges meet on a link."""
     on_link = np.stack([hop_link, np.repeat(edge, np.diff(hop_ptr))])
     return bool((np.bincount(np.unique(on_link, axis=1)[0]) > 1).any())
 
 
-def _by_connections(run: _OnMachine, places: kernels.Places) -> Timeline:
+def _by_connections(run: _OnMachine, places: kernels.Places, is_shared: bool) -> Timeline:
     """The run of processes that have a connection for every edge; connections share links fairly.
 
     A receiver can use each chunk of a message as soon as that has arrived, before the message ends,
     and those that it sends on soonest come first.
+
+    Args:
+        is_shared: whether connections meet on a link.
     """
     messages, schedule = _framed_flows(run), run.schedule
     first, edge = schedule.message_ptr, schedule.edge
@@ -182,7 +186,8 @@ def _by_connections(run: _OnMachine, places: kernels.Places) -> Timeline:
     rows = Flows(src, dst, edge.astype(np.int64), nbytes, ptr, link.astype(np.int64))
     needed = kernels.arrivals_needed(schedule.step_ptr, places)
     urgency = _urgency(schedule, places)
-    start, end = run_when_ready(schedule.topology, rows, first, urgency, places, needed)
+    ready = (rows, first, urgency, places, needed, is_shared)
+    start, end = run_when_ready(schedule.topology, *ready)
     at = first[:-1]
     return _of_flows(run, messages, np.minimum.reduceat(start, at), np.maximum.reduceat(end, at))
 

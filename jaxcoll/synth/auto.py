@@ -325,8 +325,8 @@ def _refuse_unlisted(problem: Problem) -> None:
         return
     raise CollectiveError(
         f"{problem.collective} has at least {sends:.3g} sends, more than the {_MOST_LISTED:.3g} "
-        f"that the default lists, and the network does not look the same from every rank, so that "
-        f"those of one rank would do; take fewer ranks or smaller groups"
+        f"that the default lists; those of one rank would do for all ranks of a network that looks "
+        f"the same from each, so take such a network, fewer ranks or smaller groups"
     )
 
 
@@ -580,8 +580,7 @@ class _Race:
             raise CollectiveError(
                 f"{self.problem.collective}: every candidate is more work than the default's "
                 f"{self.work:.3g} sends; {least} states the least, {work:.3g}: name it, as in "
-                f"synthesizer={least!r}, take fewer ranks, or, on a network that looks the same "
-                f"from every rank, jc.synthesize_orbit"
+                f"synthesizer={least!r}, or take fewer ranks"
             )
         if self.schedule is None or self.chosen is None:
             raise CollectiveError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -247,6 +248,15 @@ def test_networks_without_translations_are_refused():
             jc.synthesize_orbit(broken, "all_gather")
     with pytest.raises(TopologyError, match="leave some links"):
         jc.synthesize_orbit(jc.topologies.fat_tree(2, 2), "all_gather")
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "all_gather"])
+def test_too_many_sends_without_the_symmetry_are_refused_at_once(kind):
+    side = 64 if kind == "all_to_all" else 128
+    began = time.process_time()
+    with pytest.raises(CollectiveError, match="looks the same from each, so take"):
+        jc.synthesize(jc.topologies.mesh(side, side), kind, progress=False)
+    assert time.process_time() - began < 5
 
 
 def test_what_cannot_be_made_is_refused():
