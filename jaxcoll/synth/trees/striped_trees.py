@@ -39,7 +39,7 @@ _FEW_RANKS = 64
 # Numbers of pieces of the whole data. Few are tried: these show whether more pieces gain anything.
 # Where ranks have one link out, sends are put in order one by one, in twice the time.
 _PIECES = (8, 128, 1024, 3072, 6144)
-_PIECES_BY_ONE_PORT = (8, 128, 512, 3072)
+_PIECES_BY_ONE_PORT = (8, 128, 512, 2048)
 # Those of one index of hosts of 8 ranks, for the choice of the degree.
 _PIECES_OF_INDEX = 768
 _DEGREES = range(2, 17)
