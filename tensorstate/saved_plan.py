@@ -102,10 +102,7 @@ class SavedPlan:
             )
             difference = content.operator_difference(problem.graph)
         if difference is not None and changed == "refuse":
-            raise PlanError(
-                f"the plan was made for another step: {difference}; leave changed='refuse' out to "
-                "keep what is the same"
-            )
+            raise PlanError(f"the plan was made for another step: {difference}; give it that step")
         if difference is not None:
             return _adapted(content, graph, network, hardware, difference)
         # A file may come from anywhere, so its decisions are checked like a person's.

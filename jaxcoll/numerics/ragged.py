@@ -149,6 +149,8 @@ def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarra
         The order, int64 of shape (sends,), and the first place of each step that has sends, int64
         of shape (steps + 1,).
     """
+    # The compiled kernels are of int64 alone.
+    step, edge = step.astype(np.int64, copy=False), edge.astype(np.int64, copy=False)
     (step, steps), (edge, edges) = _from_zero(step), _from_zero(edge)
     sizes = np.bincount(step, minlength=steps)
     order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)

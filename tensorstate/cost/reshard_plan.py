@@ -224,7 +224,13 @@ class ReshardPlan:
             (self.after_loop, 1),
             (self.sent, self.num_sends),
         )
-        return tuple((step, count) for tree, count in trees for step in tree.steps)
+        # Nothing is sent of an array without elements.
+        return tuple(
+            (step, count)
+            for tree, count in trees
+            for step in tree.steps
+            if step.nbytes or step.kind == "slice"
+        )
 
     @property
     def seconds(self) -> float:

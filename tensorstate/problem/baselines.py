@@ -60,7 +60,7 @@ class Baselines:
 
         Factors that ring attention shards are left out: for a batch of one example, the first
         factor is the sequence. So are those of parameters, if any other is left: the members of an
-        ensemble are no examples, though each may have a count of its steps.
+        ensemble are not examples, even if each counts its steps.
         """
         first = frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
         return first - self.of_parameters or first

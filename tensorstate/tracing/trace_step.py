@@ -461,6 +461,8 @@ def roles(
             assigned.append("gradient")
         else:
             assigned.append("activation")
+    for index in _moments_before_a_loss(parts, updates, assigned):
+        assigned[index] = "optimizer"
     for index in _frozen(parts, phase_of, assigned, consumers):
         assigned[index] = "parameter"
     for output, updated_input in updates.items():
@@ -468,6 +470,46 @@ def roles(
         if result is not None and tensors[result].producer is not None:
             assigned[result] = assigned[updated_input]
     return assigned
+
+
+# What a parameter may go through before the model reads it.
+_CASTS = frozenset({"convert_element_type", "slice", "reshape", "squeeze"})
+
+
+def _moments_before_a_loss(
+    parts: GraphParts, updates: Mapping[int, int], assigned: Sequence[Role]
+) -> list[int]:
+    """The optimizer's state among the parameters of a step of several losses.
+
+    A critic that is updated before the loss of a generator reads it is updated in the forward pass
+    of that loss, and so its moments are read there. But no loss is differentiated through what
+    reads them; their new values depend on gradients; and all that reads them has their size, as
+    nothing does that reads a bias of a network which only follows another.
+    """
+    tensors, operators = parts.tensors, parts.operators
+    phase_of = _phases_by_stack(operators)
+    of_gradients, in_model, read_otherwise = set[int](), set[int](), set[int]()
+    for operator, phase in zip(operators, phase_of, strict=True):
+        read = {use.tensor for use in operator.operands}
+        if phase == "backward" or not of_gradients.isdisjoint(read):
+            of_gradients.update(use.tensor for use in operator.results)
+        if phase is not None:
+            in_model |= read
+        sizes = {tensors[use.tensor].dims for use in operator.results}
+        if operator.kind != "elementwise":
+            read_otherwise |= read
+        else:
+            read_otherwise |= {t for t in read if sizes != {tensors[t].dims}}
+    for operator in reversed(operators):
+        if operator.primitive in _CASTS and any(u.tensor in in_model for u in operator.results):
+            in_model.update(use.tensor for use in operator.operands)
+    return [
+        tensor
+        for output, tensor in updates.items()
+        if assigned[tensor] == "parameter"
+        and parts.outputs[output].tensor in of_gradients
+        and tensor not in in_model | read_otherwise
+    ]
 
 
 def _frozen(

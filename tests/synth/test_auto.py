@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jaxcoll.bounds import bound, ideal
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, TopologyError
 from jaxcoll.kinds import NAMES
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import costs_of
 from jaxcoll.synth import (
@@ -537,6 +539,19 @@ def test_where_all_is_too_much_work_the_least_is_named(monkeypatch):
         synthesize(topology, "all_gather")
     least = str(at.value).split("synthesizer='")[1].split("'")[0]
     assert synthesize(topology, "all_gather", least, chunks=1)
+
+
+@pytest.mark.parametrize(("side", "is_tried"), [(8, True), (16, False)])
+def test_of_many_ranks_nothing_new_is_tried_for_the_last_two_percent(side, is_tried):
+    problem = Problem(torus(side, side), Collective("all_gather", side**2))
+    race = _Race(Portfolio(MIB), problem, None)
+    climb, enough = _Climb(Ring(), (1, 2)), race.goal
+    race.time = as_fraction(race.goal) * Fraction("1.03")
+    assert race._may_win(climb, enough)
+    race.time = as_fraction(race.goal) * Fraction("1.015")
+    assert race._may_win(climb, enough) is is_tried
+    climb.record(1, 2 * race.goal)
+    assert race._may_win(climb, 2 * enough)
 
 
 @pytest.mark.slow

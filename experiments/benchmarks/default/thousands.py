@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from experiments import page_tables
+from experiments.benchmarks.forestcoll import random_regular
 from experiments.study import describe_machine
 from experiments.timing import cpu_timed, report
 from jaxcoll import topologies
@@ -49,6 +50,8 @@ NETWORKS: Mapping[str, Callable[[int], Topology]] = {
     "torus-3d": lambda n: topologies.torus(*_SIDES[n]),
     "dragonfly": lambda n: topologies.dragonfly(round(n**0.5), round(n**0.5)),
     "fat-tree": lambda n: topologies.fat_tree(4, _LEVELS[n]),
+    "leaf-spine-3:1": lambda n: topologies.leaf_spine(n // 32, 32, 8, oversubscription=3),
+    "random-4-regular": lambda n: random_regular(4, n, 0),
 }
 
 

@@ -101,8 +101,8 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
     platform = backend_of(name)
     if platform not in ("cpu", "gpu", "tpu"):
         raise TopologyError(
-            f"options are known for devices of the platforms cpu, gpu and tpu, got {name!r}; leave "
-            "compiler_options= out"
+            f"no options are known for devices of platform {name!r}, only for cpu, gpu and tpu; "
+            "call jax.jit without compiler_options="
         )
     return platform
 

@@ -20,6 +20,7 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
+from jaxcoll.synth.building.circles import has_one_port
 from jaxcoll.synth.building.sends import routed
 from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
@@ -42,6 +43,12 @@ class Direct(Synthesizer):
     kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
     put_off: ClassVar[float] = LAST
+
+    def leads(self, problem: Problem) -> bool:
+        """Whether it is an all_to_all of many ranks with one link each, which all data cross."""
+        is_large = problem.topology.num_ranks > _FEW_RANKS
+        kind = problem.collective.traits
+        return is_large and kind.is_pairwise and has_one_port(problem.topology)
 
     def work(self, problem: Problem) -> float:
         """Every link of a path is simulated; of many ranks, hardly anything else takes time."""

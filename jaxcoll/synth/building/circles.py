@@ -436,7 +436,7 @@ def ranks_below(topology: Topology, who: str) -> int:
     Raises:
         TopologyError: there are no hosts, no leaf switches of equally many ranks, and no grid.
     """
-    return joined_ranks(topology) or _ranks_per_leaf(topology) or ranks_per_host(topology, who)
+    return joined_ranks(topology) or ranks_per_leaf(topology) or ranks_per_host(topology, who)
 
 
 def has_one_port(topology: Topology) -> bool:
@@ -445,13 +445,15 @@ def has_one_port(topology: Topology) -> bool:
     return bool((np.bincount(topology.src[topology.src < n], minlength=n) == 1).all())
 
 
-def _ranks_per_leaf(topology: Topology) -> int:
-    """Number of consecutive ranks with all links to one of several switches; 0 if they differ."""
+def ranks_per_leaf(topology: Topology) -> int:
+    """Number of consecutive ranks with one link, to one of several switches; 0 if they differ."""
     n = topology.num_ranks
+    if not has_one_port(topology):
+        return 0
     of_rank = topology.src < n
-    leaf = np.full(n, -1)
+    leaf = np.empty(n, np.int64)
     leaf[topology.src[of_rank]] = topology.dst[of_rank]
-    if (topology.dst[of_rank] != leaf[topology.src[of_rank]]).any() or leaf.min() < n:
+    if leaf.min() < n:
         return 0
     inner = int((leaf == leaf[0]).sum())
     if not 1 < inner < n or n % inner:

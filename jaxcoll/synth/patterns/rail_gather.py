@@ -29,7 +29,7 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_below
+from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_below, ranks_per_leaf
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
@@ -73,6 +73,12 @@ class RailGather(Synthesizer):
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "parts")
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
+
+    def leads(self, problem: Problem) -> bool:
+        """Whether there are many ranks, each with one link, below leaf switches."""
+        topology, kind = problem.topology, problem.collective.traits
+        is_below_leaves = topology.num_ranks > _FEW_RANKS and ranks_per_leaf(topology) > 0
+        return is_below_leaves and self.makes(kind) and len(problem.collective.groups) == 1
 
     def may_win(self, problem: Problem) -> bool:
         """Whether there are so many ranks that searches take long."""

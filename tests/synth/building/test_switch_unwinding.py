@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import Direct, Tacos
-from jaxcoll.synth.building.switch_unwinding import degrees, unwind
-from jaxcoll.topologies import switch
+from jaxcoll.synth.building.switch_unwinding import degrees, hops_unwound, unwind, unwound
+from jaxcoll.topologies import dgx_h100, fat_tree, leaf_spine, multi_rail, switch
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -141,3 +141,11 @@ def test_no_slower_than_direct_between_boxes():
         for s in (Tacos(nbytes=1e9), Direct())
     )
     assert ours <= direct
+
+
+@pytest.mark.parametrize(
+    "topology", [fat_tree(4, 2), fat_tree(2, 4), leaf_spine(4, 4, 2), dgx_h100(2), multi_rail(4, 4)]
+)
+def test_the_links_of_all_ways_are_known_before_they_are_listed(topology):
+    listed = sum(len(each.edges.path_link) for _, each in unwound(topology, "best"))
+    assert hops_unwound(topology) == listed

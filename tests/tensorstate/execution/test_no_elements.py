@@ -105,6 +105,16 @@ def program(names, has_outputs):
     return step
 
 
+def test_no_collective_is_counted_of_an_array_without_elements():
+    args = s(8, 8), s(0, 8)
+    step = program(["product", "transposed", "transposed"], has_outputs=False)
+    plan = ts.search(step, args, mesh=PLANE, network=NETWORK, hardware="CPU")
+    for seed in range(10):
+        cost = estimate_cost(plan.problem, drawn(plan.problem, seed))
+        assert all(cost.bytes_by_collective.values())
+        assert cost.bytes_by_collective.keys() == cost.count_by_collective.keys()
+
+
 PROGRAMS = (SIZES, SIZES, st.lists(st.sampled_from(list(STEPS)), min_size=1, max_size=3))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -417,6 +418,33 @@ def test_features_of_nodes_are_data_and_frozen_weights_are_parameters():
     assert {name for name, role in roles.items() if role == "parameter"} == {
         "weights/in", "weights/out", "table", "base"
     }  # fmt: skip
+
+
+def test_moments_of_a_critic_that_is_updated_first_are_the_optimizers():
+    """The loss of the generator reads the new critic, so all of its update comes before a loss."""
+    adam = optax.adam(0.1)
+
+    def step(critic, follower, state, generator, x):
+        def judge(critic, x):
+            return jnp.tanh(x @ critic["w"].astype(jnp.float32) + critic["b"]).mean()
+
+        def critic_loss(critic):
+            return judge(critic, x) * judge(follower, x) - judge(critic, x @ generator)
+
+        updates, state = adam.update(jax.grad(critic_loss)(critic), state, critic)
+        critic = optax.apply_updates(critic, updates)
+        follower = jax.tree.map(lambda f, c: 0.9 * f + 0.1 * c, follower, critic)
+        gradient = jax.grad(lambda g: -judge(critic, x @ g))(generator)
+        return critic, follower, state, generator - 0.1 * gradient
+
+    critic = {"w": s(8, 8), "b": s(8)}
+    args = critic, critic, jax.eval_shape(adam.init, critic), s(8, 8), s(32, 8)
+    graph = trace(step, args)
+    roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+    assert {name for name, role in roles.items() if role == "optimizer"} == {
+        f"state/0/{moment}/{name}" for moment in ("mu", "nu") for name in "bw"
+    }
+    assert [roles[name] for name in ("critic/b", "follower/b", "generator")] == 3 * ["parameter"]
 
 
 def test_points_that_are_put_beside_a_time_are_data():

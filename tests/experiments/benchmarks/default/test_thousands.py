@@ -73,8 +73,8 @@ def test_a_row_whose_process_dies_is_followed_by_the_next(monkeypatch):
 
 
 def test_the_record_has_every_case_once_in_order(monkeypatch, tmp_path):
-    monkeypatch.setattr(thousands.recording, "THOUSANDS", tmp_path / "thousands.json")
-    monkeypatch.setattr(thousands.recording, "DOCS", tmp_path)
+    monkeypatch.setattr(thousands.page_tables, "THOUSANDS", tmp_path / "thousands.json")
+    monkeypatch.setattr(thousands.page_tables, "DOCS", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("<!-- rows: thousands -->\n<!-- end of rows -->\n")
 
@@ -92,8 +92,8 @@ def test_the_record_has_every_case_once_in_order(monkeypatch, tmp_path):
 
 
 def test_rows_by_orbits_are_in_a_table_of_their_own(monkeypatch, tmp_path):
-    monkeypatch.setattr(thousands.recording, "THOUSANDS", tmp_path / "thousands.json")
-    monkeypatch.setattr(thousands.recording, "DOCS", tmp_path)
+    monkeypatch.setattr(thousands.page_tables, "THOUSANDS", tmp_path / "thousands.json")
+    monkeypatch.setattr(thousands.page_tables, "DOCS", tmp_path)
     page = tmp_path / "page.md"
     blocks = ("thousands", "thousands-by-orbits")
     page.write_text("".join(f"<!-- rows: {b} -->\n<!-- end of rows -->\n" for b in blocks))

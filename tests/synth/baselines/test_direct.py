@@ -1,0 +1,30 @@
+"""Direct: on many ranks behind switches, every rank's own link is the busiest."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import Direct, synthesize
+
+_TREE = topologies.fat_tree(4, 4)
+# A wire from the leaf switch of rank 130 upwards.
+_UP = (256 + 130 // 4, int(_TREE.dst[_TREE.src == 256 + 130 // 4].max()))
+
+
+@pytest.mark.parametrize(
+    ("topology", "most"),
+    [
+        (_TREE, 1.1),
+        (_TREE.without(ranks=[130]), 1.2),
+        (_TREE.scaled({_UP: 0.2, _UP[::-1]: 0.2}), 1.6),
+    ],
+    ids=["whole", "without a rank", "with a slow wire"],
+)
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all"])
+def test_on_a_fat_tree_direct_messages_are_near_the_bound(topology, most, kind):
+    """With one tree of routes from each rank, the slow wire took 5 times the bound."""
+    schedule = synthesize(topology, kind, Direct(), chunks=1, nbytes=2**26)
+    assert simulate(schedule, 2**26).time <= most * bound(topology, kind, 2**26).time
