@@ -77,7 +77,7 @@ def _check_taken(program: Program, runtime: str | None) -> None:
     refusals = program.refusals
     if runtime not in (None, "any", *refusals):
         raise NotRead(f"no runtime is called {quoted(runtime)}; known: {', '.join(refusals)}")
-    if refusals.get(runtime):
+    if runtime is not None and refusals.get(runtime):
         raise NotProved(f"{runtime} does not take it: {refusals[runtime]}")
     if all(refusals.values()):
         reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items())

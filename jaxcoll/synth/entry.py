@@ -83,9 +83,10 @@ def synthesize(
 
     Arguments that are not given are chosen by simulated time: the synthesizer among all in the
     registry, and the chunks per shard among the counts that it states itself. The same arguments
-    give the same schedule. Each kind of unequal shards has only one synthesizer: ``OpenShop`` for
-    shares of pairs, which it cuts into pieces if ``chunks_per_shard`` is 1, and ``ForestColl`` for
-    shares of ranks.
+    give the same schedule. On more than 64 ranks in equal places it may be an ``OrbitSchedule``,
+    whose sends are listed when something first reads them. Each kind of unequal shards has only one
+    synthesizer: ``OpenShop`` for shares of pairs, which it cuts into pieces if ``chunks_per_shard``
+    is 1, and ``ForestColl`` for shares of ranks.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,

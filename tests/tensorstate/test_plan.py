@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -223,7 +224,7 @@ def test_weights_of_experts_are_sharded_and_not_gathered():
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     args = params, params, jax.ShapeDtypeStruct((16, 32), jnp.float32)
     network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
-    pins = {"*/experts": jax.P("x"), "*/dense": jax.P(), "x": jax.P("x")}
+    pins: dict[str, Any] = {"*/experts": jax.P("x"), "*/dense": jax.P(), "x": jax.P("x")}
     plan = search(step, args, mesh={"x": 4}, network=network, hardware="CPU", pin=pins)
     (rest, experts) = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"]
     assert rest in ("partly DDP", "partly batch sharded")
@@ -311,7 +312,7 @@ def test_factored_moments_are_listed_only_where_they_are_not_as_the_parameters()
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 16), (64,), (8, 64))]
     network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
     for spec, end in {jax.P(): "parameters", jax.P("x"): ", but for"}.items():
-        pins = {"params": jax.P(), "state/rows": spec}
+        pins: dict[str, Any] = {"params": jax.P(), "state/rows": spec}
         plan = search(
             step, (args[0], {"rows": args[1]}, args[2]), mesh={"x": 4}, network=network, pin=pins
         )

@@ -62,7 +62,7 @@ def test_routes_join_their_pairs_whatever_the_weights(data):
     topology = topologies.fat_tree(2, data.draw(st.integers(1, 5)))
     rank = st.integers(0, topology.num_ranks - 1)
     pairs = data.draw(st.lists(st.tuples(rank, rank).filter(lambda p: p[0] != p[1]), min_size=1))
-    src, dst = np.asarray(sorted(set(pairs))).T
+    src, dst = (np.asarray(ranks) for ranks in zip(*sorted(set(pairs)), strict=True))
     weight = np.asarray(
         data.draw(st.lists(st.integers(1, 99), min_size=len(src), max_size=len(src)))
     )

@@ -11,8 +11,8 @@ from experiments.benchmarks.default import pays
 
 @pytest.mark.slow
 def test_rows_are_those_of_the_command_and_become_the_table(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(pays.recording, "PAYS", tmp_path / "pays.json")
-    monkeypatch.setattr(pays.recording, "DOCS", tmp_path)
+    monkeypatch.setattr(pays.page_tables, "PAYS", tmp_path / "pays.json")
+    monkeypatch.setattr(pays.page_tables, "DOCS", tmp_path)
     monkeypatch.setattr(pays, "CASES", {"a ring": ("ring:4", "--backend", "tpu")})
     monkeypatch.setattr("experiments.timing.RESULTS", tmp_path)
     page = tmp_path / "page.md"

@@ -17,8 +17,8 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(who_wins, "CASES", {"mi300x-host": ("direct",)})
     monkeypatch.setattr(who_wins, "SIZES", (2**26,))
     monkeypatch.setattr(who_wins, "COLLECTIVES", ("all_gather", "broadcast"))
-    monkeypatch.setattr(who_wins.recording, "WHO_WINS", tmp_path / "who_wins.json")
-    monkeypatch.setattr(who_wins.recording, "DOCS", tmp_path)
+    monkeypatch.setattr(who_wins.page_tables, "WHO_WINS", tmp_path / "who_wins.json")
+    monkeypatch.setattr(who_wins.page_tables, "DOCS", tmp_path)
     return tmp_path
 
 
@@ -49,7 +49,7 @@ def test_machines_that_are_recorded_alone_leave_the_others_as_they_are(small, mo
     gone = {"machine": "a machine of before", "collective": "all_to_all"}
     monkeypatch.setattr(who_wins, "CASES", {"mi300x-host": ("direct",), "h100-host": None})
     (small / "who_wins.json").write_text(json.dumps({"rows": [other, gone, old]}))
-    monkeypatch.setattr(who_wins.recording, "write", lambda: None)
+    monkeypatch.setattr(who_wins.page_tables, "write", lambda: None)
     who_wins.main(["--record", "--machines", "mi300x-host"])
     first, second = json.loads((small / "who_wins.json").read_text())["rows"]
     assert (first["machine"], first["collective"]) == ("mi300x-host", "all_gather")
