@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -61,10 +61,12 @@ class Repaired:
     Attributes:
         fitting: the fastest plan within the limit; ``None`` if none was found.
         least_memory: the plan with the least memory among those on the way.
+        is_refuted: whether it was proved that nothing fits.
     """
 
     fitting: SearchResult | None
     least_memory: SearchResult
+    is_refuted: bool = False
 
 
 def repair(
@@ -75,6 +77,7 @@ def repair(
     gap: float = 0.0,
     until: float = np.inf,
     may_move: bool = True,
+    refute: Callable[[], bool] = lambda: False,
 ) -> Repaired:
     """Plans within the memory limit near a plan that exceeds it.
 
@@ -84,6 +87,8 @@ def repair(
         bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
         until: time of ``time.perf_counter`` at which to stop.
         may_move: whether strategies may change, and not only keepings.
+        refute: proves that nothing fits, if it can. It is called once, at the first change of
+            strategies that leads no further while nothing fits.
     """
     problem, until = question.problem, min(until, question.deadline)
     limit, axes = question.options.memory_limit or np.inf, problem.mesh.long_axes or (0,)
@@ -91,7 +96,7 @@ def repair(
     reserved: np.ndarray | None = None
     found = Repaired(None, start)
     visit = again = unimproved = 0
-    is_whole = False
+    is_whole = is_asked = False
     while 0 < most <= largest and (may_move or not visit) and time.perf_counter() < until:
         choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
         if visit:
@@ -122,6 +127,10 @@ def repair(
             continue
         visit += 1
         unimproved = 0 if is_better else unimproved + 1
+        if unimproved and visit > 1 and found.fitting is None and not is_asked:
+            is_asked = True
+            if refute():
+                return dataclasses.replace(found, is_refuted=True)
         if unimproved > len(axes):
             if found.fitting is not None or is_whole:
                 break

@@ -18,8 +18,8 @@ def step(tables, state, tokens):
     """A step of several embedding tables, each with its own gradient."""
 
     def loss(tables):
-        rows = [jnp.tanh(table[tokens[:, k]]) for k, table in enumerate(tables)]
-        return (sum(rows) ** 2).mean()
+        rows = jnp.stack([jnp.tanh(table[tokens[:, k]]) for k, table in enumerate(tables)])
+        return (rows.sum(0) ** 2).mean()
 
     gradients = jax.grad(loss)(tables)
     updates, state = OPTIMIZER.update(gradients, state, tables)
