@@ -107,7 +107,7 @@ class ExecutionOrder:
         return self._tokens[:1]
 
     def token(self, result: jax.Array, placements: Placements) -> jax.Array:
-        """The token of a result that is no event."""
+        """The token of any result."""
         return self._token(result, placements)
 
     def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
