@@ -139,7 +139,7 @@ def _with(result: SearchResult, found: Repaired, limit: float) -> Repaired:
 
 
 def _more_reserved(reserved: np.ndarray | None, beyond: np.ndarray) -> np.ndarray:
-    """What is reserved at every program point, at least the bytes beyond a program there."""
+    """The bytes reserved at every program point, as parts of the limit."""
     beyond = np.clip(beyond + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
     return beyond if reserved is None else np.maximum(reserved, beyond)
 
