@@ -1,8 +1,8 @@
-"""Schedules by orbits as a synthesizer, one of the candidates of the default.
+"""The synthesizer ``orbits``: what ``jc.synthesize_orbit`` finds, as a candidate of the default.
 
-The sends of one rank's shard are found in a second, and with it the number of chunks. Beyond 64
-ranks the schedule stays that: an ``OrbitSchedule``, which lists the sends of all ranks if something
-reads them.
+The sends of one rank's shard, and the number of chunks with which they are fastest, are found in a
+second. Beyond 64 ranks the result is an ``OrbitSchedule``, which lists the sends of all ranks only
+when something reads them. Up to 64 ranks it is an ordinary ``Schedule``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.orbits import NAME, synthesize_orbit
 from jaxcoll.topology import Topology
 
-# Up to this number of ranks other synthesizers are as fast and searches take no time. All sends are
-# listed there.
+# Up to this number of ranks, other synthesizers find schedules that are as fast in no time, and the
+# sends of all ranks are few enough to be listed.
 _FEW_RANKS = 64
-# Sends of all ranks up to which more chunks than one are tried where a run reads every send: some
-# seconds to list and simulate.
+# If a simulation has to read the sends of all ranks, several chunks per shard are tried only up to
+# this number of sends. To list and simulate so many takes some seconds.
 _MANY_SENDS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Orbits(Synthesizer):
-    """The schedule of ``jc.synthesize_orbit``; up to 64 ranks with all its sends listed.
+    """The schedule of ``jc.synthesize_orbit``; up to 64 ranks, the sends of all ranks are listed.
 
     It is for networks in which translations take rank 0 to every rank, and for collectives of all
     ranks.
@@ -65,15 +65,18 @@ class Orbits(Synthesizer):
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
 
     def leads(self, problem: Problem) -> bool:
-        """Whether there are so many ranks that searches take long."""
+        """Whether there are so many ranks that other synthesizers take long."""
         return _has_many_ranks(problem.topology)
 
     def may_win(self, problem: Problem) -> bool:
-        """The same: with few ranks others are as fast."""
+        """Whether it leads; with fewer ranks, other synthesizers are as fast."""
         return self.leads(problem)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """The number that is fastest by the sends of one rank; 1 where many sends are listed."""
+        """The number with which the sends of one rank are fastest.
+
+        It is 1 if a simulation has to read the sends of all ranks, and that number makes too many.
+        """
         check_everyone(problem.collective, self.name)
         if not _has_many_ranks(problem.topology):
             return super().chunk_counts(problem)
@@ -83,7 +86,7 @@ class Orbits(Synthesizer):
         return ((found.orbit.collective.chunks_per_shard,),)
 
     def work(self, problem: Problem) -> float:
-        """The sends of one rank on each link of their paths; of all, where a run reads them."""
+        """The links that sends cross: those of one rank, or of all if a simulation reads them."""
         check_everyone(problem.collective, self.name)
         if not _has_many_ranks(problem.topology):
             return problem.hops
@@ -112,11 +115,11 @@ def _has_many_ranks(topology: Topology) -> bool:
 
 
 def _reads_all_sends(problem: Problem) -> bool:
-    """Whether a run of the problem reads the sends of all ranks (``jc.simulate``)."""
+    """Whether ``jc.simulate`` has to read the sends of all ranks to time the problem."""
     return problem.execution is not None or not link_model(problem.model).is_linear
 
 
 @functools.lru_cache(maxsize=8)
 def _orbit(topology: Topology, kind: str, nbytes: float, chunks: int | None) -> OrbitSchedule:
-    """The schedule of a number of chunks, or of the fastest number."""
+    """The schedule with the given number of chunks, or with the fastest if it is None."""
     return synthesize_orbit(topology, kind, nbytes=nbytes, chunks=chunks)

@@ -36,16 +36,17 @@ from jaxcoll.trees import TreeFlow, edge_before
 
 # Up to this number of ranks the trees of ``ForestColl`` are low enough, and they fill links better.
 _FEW_RANKS = 64
-# Numbers of pieces of the whole data. Few are tried: these show whether more pieces gain anything.
-# Where ranks have one link out, sends are put in order one by one, in twice the time.
+# Numbers of pieces that the data are cut into. Few are tried: these show whether more pieces gain
+# anything. If ranks have a single link out, the sends are ordered one by one, which takes twice the
+# time, so that fewer pieces are tried.
 _PIECES = (8, 128, 1024, 3072, 6144)
 _PIECES_BY_ONE_PORT = (8, 128, 512, 2048)
-# Those of one index of hosts of 8 ranks, for the choice of the degree.
+# The pieces of one index that are assumed when the degree is chosen; those of hosts of 8 ranks.
 _PIECES_OF_INDEX = 768
 _DEGREES = range(2, 17)
-# How much less urgent each piece is than the one before it, in parts of the time that a piece of
-# every tree takes. With a tenth to a fifth a fat tree of 256 ranks took 1.10 of the bound; without,
-# 1.8; with the whole, 1.2.
+# How much less urgent each piece is than the one before it, as a share of the time in which one
+# piece of every tree is sent. On a fat tree of 256 ranks, shares from 0.1 to 0.2 led to 1.10 times
+# the bound, 0 to 1.8 and 1 to 1.2.
 _PACE = 0.1
 
 
@@ -195,11 +196,12 @@ class StripedTrees(Synthesizer):
 
 
 def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction) -> Schedule:
-    """The trees in pieces; of those that wait for a link, the one with the longest way goes first.
+    """A schedule of the trees; of the sends that wait for a link, the most urgent one goes first.
 
-    Ways are measured in time, with latencies, and a later piece is a little less urgent. Where all
-    sends of a rank share a link, those that others wait for then overtake those to the ranks beside
-    it, which the stream of ``TreeFlow.to_schedule`` serves in turn.
+    Urgency grows with the time, latencies included, in which a piece reaches the last rank below
+    its receiver. A later piece is a little less urgent. This order is for networks in
+    which all sends of a rank share one link. There, the stream of ``TreeFlow.to_schedule`` serves
+    all children in turn, and lets whole subtrees wait for leaves of the rank's own host.
     """
     topology, many = flow.topology, collective.chunks_per_shard // flow.k
     # A row per tree edge and piece.
