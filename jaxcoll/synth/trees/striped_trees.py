@@ -198,8 +198,8 @@ class StripedTrees(Synthesizer):
 def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction) -> Schedule:
     """A schedule of the trees; of the sends that wait for a link, the most urgent one goes first.
 
-    Urgency grows with the time, including latencies, that the data still have to travel below the
-    send in the tree. A later piece is a little less urgent. This order is for networks in
+    Urgency grows with the time, latencies included, in which a piece reaches the last rank below
+    its receiver. A later piece is a little less urgent. This order is for networks in
     which all sends of a rank share one link. There, the stream of ``TreeFlow.to_schedule`` serves
     all children in turn, and lets whole subtrees wait for leaves of the rank's own host.
     """
