@@ -24,6 +24,11 @@ from jax import lax
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.buckets import gather_together, send
+from tensorstate.execution.early_updates import (
+    early_updates,
+    is_gradient_scatter,
+    last_results,
+)
 from tensorstate.execution.microbatch_loop import (
     Copies,
     ExecutionOrder,
@@ -477,6 +482,7 @@ class LocalExecutor:
 
     def execute(self, operator: Operator, in_forward: bool, again: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
+        updated = self.update_before(operator)
         tensors = [use.tensor for use in operator.operands]
         required = [self.table.read_placements(operator.index, k) for k in range(len(tensors))]
         arrays = [self.read(*which, in_forward) for which in zip(tensors, required, strict=True)]
@@ -485,7 +491,7 @@ class LocalExecutor:
         arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, again)
         if operator.kind in MATMUL_KINDS:
             arrays = self.after_copies(arrays)
-        zeroed = self.order.latest if operator.kind == "scatter" else ()
+        zeroed = [*self.order.latest, *updated] if operator.kind == "scatter" else []
         made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
             placements = self.table.produced_placements(operator.results[0].tensor)
@@ -498,6 +504,24 @@ class LocalExecutor:
         if not in_forward and operator.phase != "optimizer":
             for tensor in self.inputs.keys() & tensors:
                 self._results_that_read[tensor].append(made[0])
+
+    def update_before(self, operator: Operator) -> list[jax.Array]:
+        """Run the updates that precede a scatter of a gradient on CPU, and return their tokens."""
+        alone = self.depth or self.microbatch or self.table.problem.microbatch_split
+        if self.overlap or alone or not is_gradient_scatter(operator):
+            return []
+        early = early_updates(self.graph, operator, self.done)
+        for each in early:
+            self.execute(each, in_forward=False)
+            self.done.add(each.index)
+        tokens = []
+        for tensor in sorted(last_results(early)):
+            # A barrier, since XLA would compute one element of an update beside the update.
+            copies = self.read_all(tensor, in_forward=False)
+            placements, x = next(iter(copies.items()))
+            copies[placements] = materialize(x)
+            tokens.append(self.order.token(copies[placements], placements))
+        return tokens
 
     def results_of(
         self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]

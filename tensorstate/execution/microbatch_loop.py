@@ -106,6 +106,10 @@ class ExecutionOrder:
             self._last = None
         return self._tokens[:1]
 
+    def token(self, result: jax.Array, placements: Placements) -> jax.Array:
+        """The token of any result."""
+        return self._token(result, placements)
+
     def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays, none of them available before all of them and the last event are."""
         latest = self.latest
@@ -144,14 +148,14 @@ def updated_args(graph: Graph) -> dict[int, set[int]]:
 
 
 def run_operator(
-    operator: Operator, arrays: Sequence[Any], shard: LocalShard, token: Any = None
+    operator: Operator, arrays: Sequence[Any], shard: LocalShard, *tokens: Any
 ) -> list[Any]:
     """The local results of an operator, from the local shards of its operands.
 
     Args:
         arrays: an array for each of ``operator.operands``, one dimension per position.
         shard: the part of the operator's labels that the device has.
-        token: an array that must be available before zeros to scatter into are made; otherwise XLA
+        tokens: arrays that must be available before zeros to scatter into are made; otherwise XLA
             would make them as the program begins, and keep them.
 
     Returns:
@@ -163,8 +167,8 @@ def run_operator(
         read_view(view, next(given) if view.tensor is not None else None, sizes)
         for view, sizes in zip(call.inputs, _sizes(call.input_labels, shard), strict=True)
     ]
-    if operator.kind == "scatter" and token is not None and call.inputs[0].tensor is None:
-        zero = wait_for([jnp.asarray(call.inputs[0].value)], token)[0]
+    if operator.kind == "scatter" and tokens and call.inputs[0].tensor is None:
+        zero = wait_for([jnp.asarray(call.inputs[0].value)], *tokens)[0]
         arguments[0] = lax.full_like(arguments[0], zero)
     outputs = tuple(AbstractArray(view.shape, view.dtype) for view in call.outputs)
     equation = LocalEqn(call.primitive, call.params, call.input_labels, call.output_labels, outputs)

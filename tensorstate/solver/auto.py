@@ -4,7 +4,8 @@
    on more, or if the exact search finds nothing in time. If time ends it with a plan that is not
    within the gap, the named strategies and the descent are tried, too. If the plan fits, it is the
    answer, and its bound is the bound: no plan under a limit is faster than the best without one.
-2. Otherwise the plan is repaired (``repair``), and the exact search runs under the limit if the
+2. Otherwise the plan is repaired (``repair``), unless that leads no further and the exact search
+   proves within seconds that nothing fits; and the exact search runs under the limit if the
    result is not within the gap. A plan within the gap is the answer.
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
    best plan so far. The best plan that fits is the answer, with the highest bound. On more than two
@@ -48,8 +49,9 @@ EXACT_SHARE = 0.85
 # only the bound remains, and programs that close the last percents took most of the time.
 COARSE_GAP = 0.05
 
-# Seconds of the exact search under a limit, and of a named strategy, for any time limit.
-EXACT_CAP_S, NAMED_CAP_S = 300.0, 10.0
+# Seconds of the exact search under a limit, of a proof that nothing fits while a plan is repaired,
+# and of a named strategy, for any time limit.
+EXACT_CAP_S, REFUTED_CAP_S, NAMED_CAP_S = 300.0, 12.0, 10.0
 
 # The named strategies that take little memory, or whose plans differ from the others.
 STARTS = ("fsdp", "fsdp + megatron-sp", "zero1", "ddp + megatron")
@@ -134,6 +136,8 @@ class _Search:
             found += [] if self._is_close(found, bound) else self._named(asked.options)
         start = min(found, key=lambda result: result.objective, default=free)
         repaired = self._repaired(start, bound)
+        if repaired.is_refuted and not found:
+            return _Within([], bound, repaired.least_memory, True)
         found += [] if repaired.fitting is None else [repaired.fitting]
         exact = None if self._is_close(found, bound) else self._exactly(free.seconds, found)
         if isinstance(exact, SearchResult):
@@ -164,7 +168,22 @@ class _Search:
     def _repaired(self, start: SearchResult, bound: float, may_move: bool = True) -> Repaired:
         until = time.perf_counter() + self._seconds(REPAIR_UNTIL)
         limits: dict[str, Any] = {"bound": bound, "gap": self.solver.gap, "until": until}
-        return repair(self.question, start, may_move=may_move, **limits)
+        return repair(self.question, start, may_move=may_move, refute=self._is_refuted, **limits)
+
+    def _is_refuted(self) -> bool:
+        """Whether it is proved in seconds that nothing fits.
+
+        A repair that nothing can end well tries ever larger neighbourhoods: of a network's second
+        derivatives with 1.1 MB for 65 s, before the exact search refused the limit in 4 s.
+        """
+        if not self._is_exact:
+            return False
+        milp = Milp(gap=self.solver.gap, time_limit=self._seconds(REPAIR_UNTIL, REFUTED_CAP_S))
+        try:
+            found = solve_within_limit(self.question, milp, fall_back=False)
+        except OutOfTime:
+            return False
+        return isinstance(found, Infeasible) and found.proven
 
     def _is_close(self, found: list[SearchResult], bound: float) -> bool:
         return any(bound >= result.objective * (1 - self.solver.gap) for result in found)

@@ -14,8 +14,9 @@ neighbourhoods make it faster, until none in a sweep does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -61,10 +62,12 @@ class Repaired:
     Attributes:
         fitting: the fastest plan within the limit; ``None`` if none was found.
         least_memory: the plan with the least memory among those on the way.
+        is_refuted: whether it was proved that nothing fits.
     """
 
     fitting: SearchResult | None
     least_memory: SearchResult
+    is_refuted: bool = False
 
 
 def repair(
@@ -75,6 +78,7 @@ def repair(
     gap: float = 0.0,
     until: float = np.inf,
     may_move: bool = True,
+    refute: Callable[[], bool] = lambda: False,
 ) -> Repaired:
     """Plans within the memory limit near a plan that exceeds it.
 
@@ -84,6 +88,7 @@ def repair(
         bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
         until: time of ``time.perf_counter`` at which to stop.
         may_move: whether strategies may change, and not only keepings.
+        refute: proves that nothing fits, if it can; called once, where changes lead no further.
     """
     problem, until = question.problem, min(until, question.deadline)
     limit, axes = question.options.memory_limit or np.inf, problem.mesh.long_axes or (0,)
@@ -91,15 +96,14 @@ def repair(
     reserved: np.ndarray | None = None
     found = Repaired(None, start)
     visit = again = unimproved = 0
-    is_whole = False
+    is_whole, refute = False, functools.cache(refute)
     while 0 < most <= largest and (may_move or not visit) and time.perf_counter() < until:
         choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
         if visit:
             axis = axes[visit % len(axes)]
             choices, is_whole = _neighbourhood(problem, question.candidates, now, axis, most)
         near = FIRST_GAP if found.fitting is None else GAP
-        price = PRICE * start.objective
-        solved = _solve(question.among(choices), reserved, price, near, until)
+        solved = _solve(question.among(choices), reserved, PRICE * start.objective, near, until)
         is_better = is_missed = False
         if solved is None:  # too large for its time: none of this size is tried again
             most, largest = most // 2, most - 1
@@ -107,14 +111,10 @@ def repair(
             result, excess, beyond = solved
             is_better = _is_better(result, found, limit)
             if is_better:
-                now, fitting = result, found.fitting
-                fitting = result if result.cost.memory.fits(limit) else fitting
-                least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
-                found = Repaired(fitting, least)
+                now, found = result, _with(result, found, limit)
             if beyond is not None and excess < MIN_IMPROVEMENT * limit:
                 is_missed = True
-                beyond = np.clip(beyond / limit + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
-                reserved = beyond if reserved is None else np.maximum(reserved, beyond)
+                reserved = _more_reserved(reserved, beyond / limit)
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
             break
         if visit == 0 and is_missed and again < MAX_AGAIN:
@@ -122,11 +122,26 @@ def repair(
             continue
         visit += 1
         unimproved = 0 if is_better else unimproved + 1
+        if unimproved and visit > 1 and found.fitting is None and refute():
+            return dataclasses.replace(found, is_refuted=True)
         if unimproved > len(axes):
             if found.fitting is not None or is_whole:
                 break
             most, unimproved = 2 * most, 0
     return found
+
+
+def _with(result: SearchResult, found: Repaired, limit: float) -> Repaired:
+    """The plans found so far, with a better one."""
+    fitting = result if result.cost.memory.fits(limit) else found.fitting
+    least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
+    return Repaired(fitting, least)
+
+
+def _more_reserved(reserved: np.ndarray | None, beyond: np.ndarray) -> np.ndarray:
+    """The bytes reserved at every program point, as parts of the limit."""
+    beyond = np.clip(beyond + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
+    return beyond if reserved is None else np.maximum(reserved, beyond)
 
 
 def _is_better(result: SearchResult, found: Repaired, limit: float) -> bool:

@@ -190,6 +190,21 @@ def test_stages_that_find_nothing_leave_it_to_the_next(
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
 
 
+def test_a_limit_is_refused_as_soon_as_it_is_refuted(monkeypatch, problem, candidates, limit, free):
+    """The proof is that of the exact search, which finds none where a plan fits."""
+    proofs = list[bool]()
+
+    def repair(_question, _start, *, refute, **_options):
+        proofs.append(refute())
+        return Repaired(None, free, is_refuted=True)
+
+    monkeypatch.setattr(searches, "repair", repair)
+    for each in (limit, limit / 1e6):
+        with pytest.raises(PlanError, match="no plan fits"):
+            solve_auto(problem, candidates, recompute=True, memory_limit=each)
+    assert proofs == [False, True]
+
+
 def test_a_keeping_that_may_be_chosen_makes_no_plan_slower(
     monkeypatch, problem, candidates, limit, best, free
 ):

@@ -16,6 +16,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
+from tensorstate.solver import repair as repairs
 from tensorstate.solver.base import Question
 from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
@@ -144,3 +145,29 @@ def test_a_search_of_an_axis_without_a_plan_in_time_loses_no_plan(monkeypatch, s
         found = solver.solve(problem, candidates, options)
         assert found.objective >= free.objective * (1 - 1e-6)
     assert len(visits) > 1
+
+
+def test_a_repair_that_leads_no_further_asks_for_a_proof_once(searched, monkeypatch):
+    problem, candidates, options, free, least = searched
+    options = dataclasses.replace(options, memory_limit=0.9 * least)
+    question, asked, sizes = Question(problem, candidates, options), list[int](), list[int]()
+    neighbourhood = repairs._neighbourhood
+
+    def counted(*args):
+        sizes.append(args[-1])
+        return neighbourhood(*args)
+
+    monkeypatch.setattr(repairs, "_neighbourhood", counted)
+    refuted = repair(question, free, refute=lambda: asked.append(1) or True)
+    few = len(sizes)
+    assert (refuted.is_refuted, refuted.fitting, asked) == (True, None, [1])
+    unknown = repair(question, free, refute=lambda: asked.append(1) or False)
+    assert (unknown.is_refuted, asked) == (False, [1, 1])
+    assert few < len(sizes) - few
+
+
+def test_a_plan_that_fits_needs_no_proof(searched):
+    problem, candidates, options, free, least = searched
+    limit = (least + free.cost.memory.peak) / 2
+    question = Question(problem, candidates, dataclasses.replace(options, memory_limit=limit))
+    assert not repair(question, free, refute=lambda: True).is_refuted
