@@ -39,7 +39,7 @@ class Hardware:
             those back, each way by itself and with all devices of the host at work; ``None`` where
             nothing is to be kept there.
         holds_host_copies: whether such copies stay at their places in straight-line code. XLA for
-            TPUs keeps tensors that wait outside of loops on the device, so only loops offload.
+            TPUs keeps tensors that wait outside of loops on the device, so only loops use the host.
     """
 
     name: str

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -273,5 +274,7 @@ def test_without_jax_all_work_that_need_none_and_the_others_say_what_to_type(fol
             assert (code, out) == (2, ""), name
             assert err == "jaxcoll: this needs the package jax; type: pip install jax\n", name
         else:
-            assert (code, err) == (int(name == "doctor"), ""), name
+            # On a busy machine a command tells its progress after 5 s.
+            told = [line for line in err.splitlines() if not re.search(r"\(\d+ s\)$", line)]
+            assert (code, told) == (int(name == "doctor"), []), name
             json.loads(out)

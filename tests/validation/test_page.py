@@ -70,18 +70,18 @@ def means(way: str, words: str, is_fugaku: bool) -> list[float]:
 def test_the_readme_claims_no_less_error_than_there_is():
     assert f"{sum(table.rows for table in tables()):,} published times" in README
     gpu, fugaku = (means("sizes", "from 64 MiB", each) for each in (False, True))
-    assert f"within {gpu[0]:.1f} to {gpu[-1]:.1f} % on average per GPU machine" in README
+    assert f"the mean error per GPU machine is {gpu[0]:.1f} to {gpu[-1]:.1f} % (" in README
     large = [each for each in predictions("sizes") if each.size_class == "from 64 MiB"]
     worst = max(abs(each.error) for each in large)
-    assert f"({fugaku[0]:.0f} to {fugaku[-1]:.0f} on Fugaku" in README
-    assert f"single rows up to {100 * worst:.0f})" in README
+    assert f"({fugaku[0]:.0f} to {fugaku[-1]:.0f} % on Fugaku" in README
+    assert f"single rows up to {100 * worst:.0f} %)" in README
 
 
 @pytest.mark.slow
 def test_the_readme_claims_no_less_error_of_fitted_links_than_there_is():
     large, small = (means("links", words, False) for words in ("from 64 MiB", "1 to 64 MiB"))
-    assert f"within {large[0]:.0f} to {large[-1]:.0f}, below" in README
-    assert f"below 64 MiB within {small[0]:.0f} to {small[-1]:.0f} (" in README
+    assert f"it is {large[0]:.0f} to {large[-1]:.0f} %, and" in README
+    assert f"and {small[0]:.0f} to {small[-1]:.0f} % below 64 MiB (" in README
 
 
 def test_another_seed_is_another_page():
