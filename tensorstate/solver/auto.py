@@ -174,11 +174,13 @@ class _Search:
         """Whether it is proved in seconds that nothing fits.
 
         A repair that nothing can end well tries ever larger neighbourhoods: of a network's second
-        derivatives with 1.1 MB for 65 s, before the exact search refused the limit in 4 s.
+        derivatives with 1.1 MB for 65 s, before the exact search refused the limit in 4 s. A short
+        time is left to the repair.
         """
-        if not self._is_exact:
+        seconds = self._seconds(REPAIR_UNTIL, REFUTED_CAP_S)
+        if not self._is_exact or seconds < REFUTED_CAP_S:
             return False
-        milp = Milp(gap=self.solver.gap, time_limit=self._seconds(REPAIR_UNTIL, REFUTED_CAP_S))
+        milp = Milp(gap=self.solver.gap, time_limit=seconds)
         try:
             found = solve_within_limit(self.question, milp, fall_back=False)
         except OutOfTime:
