@@ -226,9 +226,11 @@ def test_weights_of_experts_are_sharded_and_not_gathered():
     network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
     pins: dict[str, Any] = {"*/experts": jax.P("x"), "*/dense": jax.P(), "x": jax.P("x")}
     plan = search(step, args, mesh={"x": 4}, network=network, hardware="CPU", pin=pins)
-    (rest, experts) = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"]
+    # Which has more tensors depends on the operators that a version of JAX traces.
+    names = set(parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"])
+    (rest,) = names - {"partly expert parallel"}
+    assert len(names) == 2
     assert rest in ("partly DDP", "partly batch sharded")
-    assert experts == "partly expert parallel"
     assert "shard of" not in plan.sentence()
 
 
