@@ -226,11 +226,11 @@ def test_weights_of_experts_are_sharded_and_not_gathered():
     network = AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,))
     pins: dict[str, Any] = {"*/experts": jax.P("x"), "*/dense": jax.P(), "x": jax.P("x")}
     plan = search(step, args, mesh={"x": 4}, network=network, hardware="CPU", pin=pins)
-    # Which has more tensors depends on the operators that a version of JAX traces.
-    names = set(parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"])
-    (rest,) = names - {"partly expert parallel"}
-    assert len(names) == 2
-    assert rest in ("partly DDP", "partly batch sharded")
+    # What else is done, and which has more tensors, depends on the operators that a version of JAX
+    # traces.
+    names = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["x"]
+    assert "partly expert parallel" in names
+    assert not [name for name in names if "FSDP" in name or "ZeRO" in name]
     assert "shard of" not in plan.sentence()
 
 
