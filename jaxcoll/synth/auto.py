@@ -193,6 +193,7 @@ class Portfolio(Synthesizer):
     execution: ExecutionCosts | str | None = None
 
     name: ClassVar[str] = "auto"
+    lists_chunks: ClassVar[bool] = False
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
     has_nbytes: ClassVar[bool] = True
 
