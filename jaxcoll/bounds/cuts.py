@@ -2,11 +2,12 @@
 
 A set of vertices that lacks some of the data must receive it over the links that enter the set, so
 its missing bytes over their bandwidth is a lower bound on the time. Every set gives such a bound,
-but only sets around the narrow places of a network give high ones. They come from three sources.
+but only sets around the narrow places of a network give high ones. They come from four sources.
 
 - The worst cut of ForestColl, for every group: exact for all_gather and broadcast, apart from
   latency.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
+- The ranks below a leaf switch, where that has little bandwidth upwards for them.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
 
 The file also has the classes for answers of the all_reduce program (App. B.7), which are the least
@@ -183,6 +184,7 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
         inside = np.zeros(topology.num_vertices, bool)
         inside[list(optimum.cut)] = True
         found += [inside, ~inside]
+    found += below_switches(topology)
     most = min(_MOST_SETS, 4 + _NUMBERS // (topology.num_ranks * topology.num_vertices))
 
     def some(values: Sequence[int]) -> Sequence[int]:
@@ -200,6 +202,35 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
     distinct = {inside.tobytes(): inside for inside in found}
     ranks = topology.num_ranks
     return [s for s in distinct.values() if s[:ranks].any() and not s[:ranks].all()]
+
+
+def below_switches(topology: Topology) -> list[np.ndarray]:
+    """A leaf switch with the ranks below it: the narrowest outwards, and all but the one inwards.
+
+    A rank is below a switch if all its links lead to it and come from it. Where all links are
+    equally fast, or those upwards are even faster, no part of ``parts`` is a leaf; but with few
+    links upwards a leaf is narrow all the same. Narrow is what has little bandwidth for the pairs
+    of a rank inside and one outside.
+    """
+    n, vertices = topology.num_ranks, topology.num_vertices
+    least, most = np.full(vertices, vertices), np.full(vertices, -1)
+    for here, there in ((topology.src, topology.dst), (topology.dst, topology.src)):
+        np.minimum.at(least, here, there)
+        np.maximum.at(most, here, there)
+    below = np.flatnonzero((least == most)[:n] & (least[:n] >= n))
+    part = np.arange(vertices)
+    part[below] = least[below]
+    count = np.bincount(least[below], minlength=vertices)
+    leaves = np.flatnonzero((count > 0) & (count < n))
+    if not leaves.size:
+        return []
+    goes = part[topology.src] != part[topology.dst]
+    pairs = count[leaves] * (n - count[leaves])
+    found = []
+    for ends, is_out in ((topology.src, True), (topology.dst, False)):
+        room = np.bincount(part[ends[goes]], topology.bandwidth[goes], vertices)[leaves]
+        found.append((part == leaves[(room / pairs).argmin()]) == is_out)
+    return found
 
 
 def worst_cuts(topology: Topology, what: Collective) -> Iterator[Optimum]:

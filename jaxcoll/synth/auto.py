@@ -236,7 +236,7 @@ class Portfolio(Synthesizer):
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
         makers = self._makers(problem)
-        first = [each for each in makers if each.leads(problem)]
+        first = [each for each in makers if each.leads(race.problem)]
         race.finish(_climbs(first, problem))
         # All others list every send, and with thousands of ranks their chunk counts alone take a
         # minute to compute.
