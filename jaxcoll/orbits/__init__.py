@@ -36,8 +36,8 @@ from jaxcoll.topology import Topology
 
 __all__ = ["OrbitSchedule", "RankSends", "Translations", "shard_of_one"]
 
-# Sends of a schedule that ``expand`` lists: some gigabytes.
-_MOST_SENDS = 2**26
+# Sends of all ranks that are listed at most: some gigabytes.
+MOST_SENDS = 2**26
 # The columns of a ``Schedule`` that are listed when first read.
 _LISTED = ("edges", "step_ptr", "edge", "chunk", "reduce")
 
@@ -240,9 +240,9 @@ class OrbitSchedule(Schedule):
         Raises:
             ScheduleError: there are more than 67,108,864 sends.
         """
-        if self.num_sends > _MOST_SENDS:
+        if self.num_sends > MOST_SENDS:
             raise ScheduleError(
-                f"{self} has {self.num_sends} sends in all, and at most {_MOST_SENDS} are listed; "
+                f"{self} has {self.num_sends} sends in all, and at most {MOST_SENDS} are listed; "
                 f"sends_of(rank) lists those of one rank"
             )
 

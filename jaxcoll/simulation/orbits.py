@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.errors import ScheduleError
-from jaxcoll.numerics import checks
 from jaxcoll.numerics.ragged import in_groups, take_rows
-from jaxcoll.numerics.rational import Number
 from jaxcoll.orbits import OrbitSchedule
 from jaxcoll.simulation import kernels
-from jaxcoll.simulation.durations import check_request, durations
-from jaxcoll.simulation.link_models import LinkModel
+from jaxcoll.simulation.durations import durations
+from jaxcoll.simulation.link_models import ASTRA, LinkModel
 from jaxcoll.simulation.timeline import Timeline, share_of_time
 
 
@@ -86,25 +84,14 @@ class OrbitTimeline(Timeline):
         return hops, self.orbit_start[hop]
 
 
-def simulate_orbit(
-    schedule: OrbitSchedule, nbytes: Number, model: str | LinkModel = "astra"
-) -> OrbitTimeline:
+def simulate_orbit(schedule: OrbitSchedule, size: Fraction, by: LinkModel = ASTRA) -> OrbitTimeline:
     """Run a schedule by orbits; it takes as long as the schedule of all sends.
 
     Args:
-        nbytes: bytes of a rank's buffer, above 0.
-        model: how long messages take on links, by their bytes, bandwidth and alpha.
-
-    Raises:
-        ScheduleError: nbytes is not a number above 0, or the model is unknown or a law.
+        size: bytes of a rank's buffer, above 0.
+        by: how long messages take on links: a linear model, since a law is asked with the time at
+            which a message starts on a link.
     """
-    checks.instance(schedule, OrbitSchedule, "schedule", ScheduleError)
-    size, by = check_request(nbytes, model)
-    if not by.is_linear:
-        raise ScheduleError(
-            f"link model {by.name!r} is a law, which a run of one message per class does not ask; "
-            f"simulate schedule.expand()"
-        )
     orbit, where = schedule.orbit, schedule.translations
     out, (_, home) = _out_of_rank_0(schedule), schedule.edge_classes
     ranks, chunks = orbit.collective.num_ranks, orbit.collective.num_chunks

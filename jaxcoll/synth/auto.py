@@ -25,6 +25,7 @@ from jaxcoll.errors import CollectiveError, JaxcollError, SearchWarning, warn_us
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.orbits import MOST_SENDS
 from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import LinkModel, link_model, simulate
@@ -60,8 +61,6 @@ _HEAVY = 4 * _COSTLY
 _JOINT = 0.3
 # Seconds of a send, to synthesize and simulate, until a candidate of the search was timed.
 _SEND_SECONDS = 1e-6
-# Sends of all ranks that the default lists at most, where those of one rank do not tell the others.
-_MOST_LISTED = 2**26
 # Sends of one chunk per shard beyond which no candidate that lists them is tried beside a schedule
 # that does not: a gigabyte, and minutes.
 _LISTED_BESIDE = 2**23
@@ -194,6 +193,7 @@ class Portfolio(Synthesizer):
     execution: ExecutionCosts | str | None = None
 
     name: ClassVar[str] = "auto"
+    lists_chunks: ClassVar[bool] = False
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
     has_nbytes: ClassVar[bool] = True
 
@@ -314,17 +314,17 @@ def _refuse_unlisted(problem: Problem) -> None:
     """
     topology, kind = problem.topology, problem.collective.traits
     sends = float(problem.sends)
-    if sends <= _MOST_LISTED // 8:
+    if sends <= MOST_SENDS // 8:
         return
     # Chunks of pairs are sent on by every rank on their way.
     if kind.moves and topology.is_direct:
         sends *= mean_hops(topology)
-    if sends <= _MOST_LISTED:
+    if sends <= MOST_SENDS:
         return
     if not problem.collective.is_grouped and has_orbits(topology, kind):
         return
     raise CollectiveError(
-        f"{problem.collective} has at least {sends:.3g} sends, more than the {_MOST_LISTED:.3g} "
+        f"{problem.collective} has at least {sends:.3g} sends, more than the {MOST_SENDS:.3g} "
         f"that the default lists; those of one rank would do for all ranks of a network that looks "
         f"the same from each, so take such a network, fewer ranks or smaller groups"
     )
