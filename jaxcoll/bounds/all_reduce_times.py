@@ -418,8 +418,7 @@ def departures(
     latency between hosts, and M is 1/8.
 
     Bytes of several groups add up, with N = 1 and without r. Backwards in time the copies give the
-    same bound. For k = 1 this is the meeting place's latency and, on top of it, one crossing of
-    every byte. On a torus, between little and much data, these are times of the linear program of
+    same bound. On a torus, between little and much data, these are times of the linear program of
     ``scripts/bench fluid``.
 
     Args:
@@ -448,10 +447,9 @@ def departures(
             least = -np.sort(-np.concatenate(moments))
             # Of k crossings of a byte, copies of the last moments carry as many for each k.
             missing = nbytes - carried / max(least.size, 1)
-            if not least.size or missing <= 0.0:
+            if missing <= 0.0 or not least.size:
                 continue
-            crossings = np.arange(1, least.size + 1)
-            times = least + least_times(room, late[None], crossings * missing)
+            times = least + least_times(room, late[None], missing * np.arange(1, least.size + 1))
             k = int(times.argmax())
             if times[k] > best:
                 best, count = float(times[k]), k + 1
