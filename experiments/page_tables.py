@@ -139,9 +139,8 @@ def _thousands(by_orbits: bool = False) -> str:
         if row.get("by_orbits", False) == by_orbits:
             case = row["network"], row["ranks"], row["collective"]
             cases.setdefault(case, {})[row["size"]] = row
-    sizes = [
-        s for s in ("1 KiB", "1 MiB", "64 MiB", "1 GiB") if any(s in c for c in cases.values())
-    ]
+    in_order = ("1 KiB", "1 MiB", "64 MiB", GIB)
+    sizes = [size for size in in_order if any(size in by_size for by_size in cases.values())]
     cells = []
     for case, by_size in cases.items():
         rows = [by_size[size] for size in sizes if size in by_size]
