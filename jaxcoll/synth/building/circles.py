@@ -465,6 +465,15 @@ def leaf_of_rank(topology: Topology) -> np.ndarray | None:
     return np.argsort(np.argsort(first))[leaf]
 
 
+def leaves_of(topology: Topology) -> list[np.ndarray]:
+    """The ranks below each leaf switch of ``leaf_of_rank``, ascending; empty if there are none."""
+    leaf = leaf_of_rank(topology)
+    if leaf is None:
+        return []
+    order = np.argsort(leaf, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(leaf))[:-1])
+
+
 def ranks_per_leaf(topology: Topology) -> int:
     """Number of consecutive ranks with one link, to one of several switches; 0 if they differ."""
     leaf = leaf_of_rank(topology)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,19 +12,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import EarliestTree, synthesize
 from jaxcoll.synth.building.circles import leaf_of_rank
 from jaxcoll.synth.trees.leaf_tree import leaf_tree
-from jaxcoll.topology import Topology
-
-
-def below_one_spine(sizes: list[int]) -> Topology:
-    """Leaf switches with given numbers of ranks, joined by links as fast as all ranks together."""
-    n, leaf = sum(sizes), np.repeat(np.arange(len(sizes)), sizes)
-    low = np.append(np.arange(n), n + np.arange(len(sizes)))
-    high = np.append(n + leaf, np.full(len(sizes), n + len(sizes)))
-    speed = np.where(low < n, 50e9, 50e9 * n)
-    ends = np.append(low, high), np.append(high, low)
-    return Topology(
-        n, *ends, np.full(2 * len(low), 5e-7), np.tile(speed, 2), num_vertices=n + len(sizes) + 1
-    )
+from tests.synth.trees.leaves import below_one_spine
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=9).filter(lambda s: max(s) > 1), st.data())
