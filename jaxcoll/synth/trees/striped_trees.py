@@ -25,7 +25,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.ragged import followers
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
-from jaxcoll.schedule import Schedule
+from jaxcoll.progress import Report
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import (
     SLOW,
@@ -140,6 +142,17 @@ class StripedTrees(Synthesizer):
             return _most_urgent_first(flow, collective, as_fraction(self.nbytes))
         return flow.to_schedule(chunks // flow.k, collective=collective)
 
+    def answer(self, problem: Problem, report: Report | None) -> Schedule:
+        """The schedule; if there are many ranks, the sends of a sum are put in order one by one."""
+        kind, order = problem.collective.traits, self._order_for(problem)
+        few = problem.topology.num_ranks <= _FEW_RANKS
+        if few or order is None or not (kind.has_root and kind.adds):
+            return super().answer(problem, report)
+        backwards = dataclasses.replace(
+            problem.of(problem.collective.dual()), topology=problem.topology.transpose()
+        )
+        return _backwards(self.solved(backwards), problem.collective, as_fraction(order))
+
     def flow(self, topology: Topology, root: int, chunks: int | None = None) -> TreeFlow:
         """The trees of a root, each with the same part of the data.
 
@@ -228,6 +241,37 @@ class StripedTrees(Synthesizer):
         if self.degree is None and most > 1:
             return min(lowest_delay(topology, inner, hosts, there, self.nbytes), most)
         return min(self.degree or 1, most)
+
+
+def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> Schedule:
+    """The sum whose sends are those of a broadcast backwards, the last to arrive first.
+
+    Played backwards, the run of the broadcast is a run of the sum. But nobody waits for the root
+    then, so that ranks run ahead of it where they can, and where a rank sends in exactly that order
+    it waits for others that are late. So of the sends that are ready, a free link serves the one
+    that arrives last in the broadcast.
+
+    Args:
+        schedule: the broadcast on the transposed network; each chunk enters a rank once.
+    """
+    back, ranks = schedule.reverse(), schedule.topology.num_ranks
+    run = simulate(schedule, nbytes)
+    last = run.hop_ptr[1:] - 1
+    arrival = np.repeat(run.hop_start[last] + run.hop_delay[last], np.diff(schedule.message_ptr))
+    arrived = np.zeros(collective.num_chunks * ranks, arrival.dtype)
+    arrived[schedule.chunk.astype(np.int64) * ranks + schedule.dst] = arrival
+    # A rank sends each chunk once, after all sends of the chunk to the rank.
+    edge, first = back.edge.astype(np.int64), back.chunk.astype(np.int64) * ranks
+    sent = np.full(len(arrived), -1)
+    sent[first + back.src] = np.arange(len(edge))
+    after = sent[first + back.dst]
+    ptr = np.append(0, np.cumsum(after >= 0))
+    sums = np.ones(len(edge), bool)
+    sends = LinkedSends(back.edges, edge, first // ranks, sums, ptr, after[after >= 0])
+    ticks = link_ticks(back.topology, collective, nbytes, int(back.edges.hops[edge].sum()))
+    found = by_urgency(back.topology, collective, sends, -arrived[first + back.src], *ticks)
+    claims = dict(schedule.provenance.certificate)
+    return found.with_provenance(Provenance(certificate={schedule.collective.kind: claims}))
 
 
 def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction) -> Schedule:

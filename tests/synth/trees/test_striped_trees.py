@@ -18,6 +18,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import StripedTrees, synthesize
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.trees.striped_trees import interior_disjoint
+from jaxcoll.verifier import verify
 from tests.synth.leaves import below_one_spine
 
 
@@ -84,6 +85,35 @@ def test_reduce_is_the_broadcast_backwards():
     topology = topologies.dgx_h100(3)
     schedule = synthesize(topology, "reduce", StripedTrees(degree=2), chunks=16, root=5)
     assert schedule.num_sends == 16 * (topology.num_ranks - 1)
+
+
+@settings(max_examples=12)
+@given(st.integers(33, 50), st.integers(2, 4), st.data())
+def test_a_reduce_takes_no_longer_than_its_broadcast(hosts, inner, data):
+    topology = topologies.multi_rail(hosts, inner)
+    root = data.draw(st.integers(0, topology.num_ranks - 1))
+    seconds = {}
+    for kind in ("broadcast", "reduce"):
+        schedule = synthesize(topology, kind, StripedTrees(nbytes=2**26), chunks=120, root=root)
+        verify(schedule)
+        seconds[kind] = simulate(schedule, 2**26).time
+    assert seconds["reduce"] <= 1.03 * seconds["broadcast"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "most"),
+    [(topologies.multi_rail(32, 8), 1.01), (topologies.fat_tree(4, 4), 1.02)],
+    ids=["rails", "fat tree"],
+)
+def test_of_much_data_a_reduce_takes_no_longer_than_its_broadcast(topology, most):
+    """On rails it took 1.05 times as long in the order of the broadcast's run."""
+    seconds = [
+        simulate(
+            synthesize(topology, kind, StripedTrees(nbytes=2**26, degree=3), chunks=960), 2**26
+        ).time
+        for kind in ("broadcast", "reduce")
+    ]
+    assert seconds[1] <= most * seconds[0]
 
 
 def test_the_default_tries_them_where_many_ranks_have_switches_between():
