@@ -29,8 +29,16 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.circles import SLOW, rail_slowness, ranks_below, ranks_per_leaf
+from jaxcoll.synth.building.circles import (
+    SLOW,
+    leaf_of_rank,
+    leaves_of,
+    rail_slowness,
+    ranks_below,
+    ranks_per_leaf,
+)
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.patterns.leaf_gather import gather_below
 from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
 
@@ -51,7 +59,8 @@ class RailGather(Synthesizer):
     while later ones are on their way. Every shard takes two messages, however many hosts there are.
 
     Where a rank's link to the network is slower than usual, or its link within the host too slow to
-    pass on what its rail brings, the other ranks of the host carry its shards in turn.
+    pass on what its rail brings, the other ranks of the host carry its shards in turn. Below leaf
+    switches of unequal numbers of ranks, those of a leaf take turns with all (``leaf_gather``).
 
     Attributes:
         parts: number of messages in which a rank passes on the shards of its rail. With more parts
@@ -77,7 +86,7 @@ class RailGather(Synthesizer):
     def leads(self, problem: Problem) -> bool:
         """Whether there are many ranks, each with one link, below leaf switches."""
         topology, kind = problem.topology, problem.collective.traits
-        is_below_leaves = topology.num_ranks > _FEW_RANKS and ranks_per_leaf(topology) > 0
+        is_below_leaves = topology.num_ranks > _FEW_RANKS and leaf_of_rank(topology) is not None
         return is_below_leaves and self.makes(kind) and len(problem.collective.groups) == 1
 
     def may_win(self, problem: Problem) -> bool:
@@ -93,6 +102,9 @@ class RailGather(Synthesizer):
         """
         check_everyone(collective, self.name)
         n = topology.num_ranks
+        leaves = leaves_of(topology) if self.inner is None else []
+        if leaves and not ranks_per_leaf(topology):
+            return _scheduled(topology, collective, *_by_leaves(topology, leaves, self.parts))
         inner = ranks_below(topology, self.name) if self.inner is None else self.inner
         if n % inner:
             raise TopologyError(
@@ -108,12 +120,36 @@ class RailGather(Synthesizer):
                 np.concatenate([column[kept], added])
                 for column, added in zip((step, edge, owner), more, strict=True)
             )
-        edges = rails.edges
-        chunks = collective.chunks_per_shard
-        if chunks > 1:
-            step, edge, owner = (np.repeat(column, chunks) for column in (step, edge, owner))
-        chunk = owner * np.int32(chunks) + np.arange(len(owner), dtype=np.int32) % np.int32(chunks)
-        return Schedule.from_sends(topology, collective, step, edge, chunk, edges=edges)
+        return _scheduled(topology, collective, rails.edges, step, edge, owner)
+
+
+def _scheduled(
+    topology: Topology,
+    collective: Collective,
+    edges: Edges,
+    step: np.ndarray,
+    edge: np.ndarray,
+    owner: np.ndarray,
+) -> Schedule:
+    """The schedule of sends that each carry all chunks of an owner."""
+    chunks = collective.chunks_per_shard
+    if chunks > 1:
+        step, edge, owner = (np.repeat(column, chunks) for column in (step, edge, owner))
+    chunk = owner * np.int32(chunks) + np.arange(len(owner), dtype=np.int32) % np.int32(chunks)
+    return Schedule.from_sends(topology, collective, step, edge, chunk, edges=edges)
+
+
+def _by_leaves(
+    topology: Topology, leaves: list[np.ndarray], parts: int
+) -> tuple[Edges, np.ndarray, np.ndarray, np.ndarray]:
+    """Connections, and step, edge and owner of the sends, below leaves of unequal sizes."""
+    found = gather_below(leaves, parts)
+    nbytes = Fraction(BUCKET_BYTES, topology.num_ranks)
+    edges = spread_routes(topology, found.src, found.dst, found.shards, nbytes)
+    # Numbers have 32 bits, since thousands of ranks have tens of millions of sends.
+    columns = (found.step, found.edge, found.owner)
+    step, edge, owner = (column.astype(np.int32) for column in columns)
+    return edges, step, edge, owner
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import EarliestTree, synthesize
 from jaxcoll.synth.building.circles import leaf_of_rank
 from jaxcoll.synth.trees.leaf_tree import leaf_tree
-from tests.synth.trees.leaves import below_one_spine
+from tests.synth.leaves import below_one_spine
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=9).filter(lambda s: max(s) > 1), st.data())

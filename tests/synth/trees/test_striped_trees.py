@@ -19,7 +19,7 @@ from jaxcoll.synth import StripedTrees, synthesize
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.trees.striped_trees import interior_disjoint
 from jaxcoll.verifier import verify
-from tests.synth.trees.leaves import below_one_spine
+from tests.synth.leaves import below_one_spine
 
 
 @given(st.integers(2, 60), st.data())
