@@ -35,6 +35,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -50,6 +51,8 @@ from jaxcoll.topology import Topology
 _MOST_NUMBERS = 2**23
 # The number of ranks outside a set to examine: those that are farthest, or need the most.
 _MOST_TARGETS = 8
+# The most ends of a run to examine (``last_moments``).
+_MOST_ENDS = 4
 
 
 def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
@@ -401,14 +404,23 @@ def departures(
     vertex of the part to m and that from m to the farthest rank. If k parts have a D(m) of at least
     D, whichever m is, then every byte crosses k times before T - D, so that
 
-        k x nbytes  <=  (T - D) x bandwidth of all links out of parts with contributions.
+        k x nbytes  <=  sum over links out of parts of bandwidth x the integral of N until T - D,
 
-    D is the least over all m, because sums meet in the middle if ranks differ. The largest over all
-    m is the same if all ranks are equivalent, and wrong otherwise.
+    where N(s) is the share of the part's contributions that may have left by a link at s, as in
+    ``rests``. D is the least over all m, because sums meet in the middle if ranks differ. The
+    largest over all m is the same if all ranks are equivalent, and wrong otherwise.
 
-    Bytes of several groups add up. Backwards in time the copies give the same bound. For k = 1 this
-    is the meeting place's latency and, on top of it, one crossing of every byte. On a torus,
-    between little and much data, these are times of the linear program of ``scripts/bench fluid``.
+    A sum that is complete less than r before the end is copied to every part over links that serve
+    at most a share M of its members by then (``rests``). So let a second D(m) have at least r for
+    the latency from m. A byte that meets in time for it crosses k times before T - D. Any other is
+    copied (p-1)/M times after T - r, which weighs as much if each of these crossings weighs
+    k M/(p-1). Within a host of 8 ranks, whose switch is 1.4 us wide, r is 1.4 us more than the
+    latency between hosts, and M is 1/8.
+
+    Bytes of several groups add up, with N = 1 and without r. Backwards in time the copies give the
+    same bound. For k = 1 this is the meeting place's latency and, on top of it, one crossing of
+    every byte. On a torus, between little and much data, these are times of the linear program of
+    ``scripts/bench fluid``.
 
     Args:
         part: the part of each vertex, int64 of shape (vertices,).
@@ -418,34 +430,90 @@ def departures(
     """
     best, count = 0.0, 0
     places = latencies.meeting_places  # the same ones backwards in time
+    groups = [list(group) for group in what.groups]
     for each in (latencies, latencies.transpose()):
         topology = each.topology
         ranks = part[: topology.num_ranks]
-        sending = ranks[[member for group in what.groups for member in group]]
-        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], sending)
+        sending = ranks[[member for group in groups for member in group]]
+        is_between = part[topology.src] != part[topology.dst]
+        leaves = np.flatnonzero(is_between & np.isin(part[topology.src], sending))
+        late, room = np.zeros(1), topology.bandwidth[leaves].sum(keepdims=True)
+        ends = [LastMoments(0.0, 0.0)]
+        is_one = len([group for group in groups if len(group) > 1]) == 1
+        if is_one and 1 < len(np.unique(ranks)) < len(ranks):
+            members = np.asarray(max(groups, key=len))
+            late, room = _beginnings(each, leaves, members, part)
+            makers = np.append(ranks, part[list(topology.in_network.copying)])
+            makers = np.flatnonzero(is_between & np.isin(part[topology.src], makers))
+            ends = last_moments(each, makers, members, part)
         order = np.argsort(part, kind="stable")
         _, first = np.unique(part[order], return_index=True)
         # Parts are 0, 1, ...
         onward = np.minimum.reduceat(each.to_places(places)[order], first, axis=0)
         onward[part[places], np.arange(len(places))] = -np.inf  # sums that meet there may stay
         far = each.to_some(places, np.arange(topology.num_ranks))
-        moments = []
-        for group in what.groups:
-            members = list(group)
-            with_members = np.unique(ranks[members])
-            to_go = onward[with_members] + far[:, members].max(axis=1)
-            # For every meeting place the parts that need longest come first. Wherever sums meet, k
-            # parts need at least the least time of the k-th part over all places. The part of the
-            # place itself needs none, so there is one fewer.
-            moments.append((-np.sort(-to_go, axis=0)).min(axis=1)[: len(with_members) - 1])
-        least = -np.sort(-np.concatenate(moments))
-        if least.size:
+        for rest, carried in ends:  # the seconds from m on, and what copies carry in these
+            moments = []
+            for members in groups:
+                with_members = np.unique(ranks[members])
+                to_go = onward[with_members] + np.maximum(far[:, members].max(axis=1), rest)
+                # For every meeting place the parts that need longest come first. Wherever sums
+                # meet, k parts need at least the least time of the k-th part over all places. The
+                # part of the place itself needs none, so there is one fewer.
+                moments.append((-np.sort(-to_go, axis=0)).min(axis=1)[: len(with_members) - 1])
+            least = -np.sort(-np.concatenate(moments))
+            # Of k crossings of a byte, copies of the last moments carry as many for each k.
+            missing = nbytes - carried / max(least.size, 1)
+            if not least.size or missing <= 0.0:
+                continue
             crossings = np.arange(1, least.size + 1)
-            times = least + crossings * (nbytes / topology.bandwidth[leaves].sum())
+            times = least + least_times(room, late[None], crossings * missing)
             k = int(times.argmax())
             if times[k] > best:
                 best, count = float(times[k]), k + 1
     return best, count
+
+
+def _beginnings(
+    latencies: Latencies, links: np.ndarray, members: np.ndarray, part: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """When links can carry more of the contributions of their parts: the integrand of N.
+
+    Returns:
+        Moments in seconds, and the bandwidth that is added at each, float64 of shape (moments,).
+    """
+    typical, which = _distinct(latencies, links)
+    early, share = early_shares(latencies, typical, members, part)
+    room = np.bincount(which, latencies.topology.bandwidth[links])[:, None] * share
+    late, where = np.unique(early[share > 0], return_inverse=True)
+    return late, np.bincount(where.ravel(), room[share > 0])
+
+
+class LastMoments(NamedTuple):
+    """The end of a run, in which a copy that leaves a part serves few members of another.
+
+    Attributes:
+        seconds: its length.
+        carried: the bytes that all links carry in it and still bring to a rank, times the largest
+            share M of a part's members that one copy serves (``rests``).
+    """
+
+    seconds: float
+    carried: float
+
+
+def last_moments(
+    latencies: Latencies, links: np.ndarray, members: np.ndarray, part: np.ndarray
+) -> list[LastMoments]:
+    """Ends of a run, the shortest first: in that one links bring nothing to any rank."""
+    typical, which = _distinct(latencies, links)
+    late = late_shares(latencies, typical, members, part)
+    room = np.bincount(which, latencies.topology.bandwidth[links])
+    rests = late.min(axis=0)  # ascending: before rests[j], no copy serves more than j shares
+    served = np.unique(rests, return_index=True)[1]
+    served = served[:: -(-len(served) // _MOST_ENDS)]
+    carried = [room @ np.maximum(rests[j] - late[:, 0], 0.0) * j / late.shape[1] for j in served]
+    return [LastMoments(float(rests[j]), float(c)) for j, c in zip(served, carried, strict=True)]
 
 
 def traffic(
@@ -632,21 +700,11 @@ def rests(
         known: a time in seconds that no run beats. The two useless times are shortened if they
             would not fit in it, so that they never overlap.
     """
-    topology, n = latencies.topology, latencies.topology.num_ranks
     links, which = _distinct(latencies, np.flatnonzero(leaves))
-    graph = latency_graph(topology)
-    ends, out = np.unique(topology.dst[links], return_inverse=True)
-    late = _late(sp.csgraph.dijkstra(graph, indices=ends)[:, :n], members, part)[out]
-    late = np.minimum(topology.alpha[links][:, None] + late, known)
-    starts, back = np.unique(topology.src[links], return_inverse=True)
-    reach = sp.csgraph.dijkstra(graph.T.tocsr(), indices=starts)[:, :n][:, members]
-    same = part[starts][:, None] == part[members]
-    room = known - late.max(axis=1)
-    early = np.minimum(reach[back], room[:, None])
-    inside = same[back]
-    found = late.mean(axis=1)
-    found += (early * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
-    return found[which]
+    late = np.minimum(late_shares(latencies, links, members, part), known)
+    early, share = early_shares(latencies, links, members, part)
+    early = np.minimum(early, (known - late.max(axis=1))[:, None])
+    return (late.mean(axis=1) + (early * share).sum(axis=1))[which]
 
 
 def _distinct(latencies: Latencies, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -658,17 +716,75 @@ def _distinct(latencies: Latencies, links: np.ndarray) -> tuple[np.ndarray, np.n
     return links[at], which.ravel()
 
 
-def _late(latency: np.ndarray, members: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Least latencies to the first, second, ... of equal shares of a part, (vertices, shares).
+def early_shares(
+    latencies: Latencies, links: np.ndarray, members: np.ndarray, part: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The least latencies at which links out of parts can carry sums of more and more members.
 
-    Args:
-        latency: latencies from some vertices to all ranks, float64 of shape (vertices, ranks).
+    A sum is made by a rank, or by a switch that adds. So on a link out of a switch that only
+    forwards, it has the contributions that are near one rank of the part, and not all those that
+    are near the switch.
+
+    Returns:
+        For the first, second, ... member of the link's part, nearest first, seconds and its share
+        of the part, float64 of shape (links, most members of a part). Rows are filled up with
+        shares of 0, and those of links out of parts without members have no other.
     """
-    # For every share, the least of any part, since M is the largest share of the members of any
-    # part.
-    parts = [members[part[members] == p] for p in np.unique(part[members])]
+    topology = latencies.topology
+    n, tails = topology.num_ranks, topology.src[links]
+    order = members[np.argsort(part[members], kind="stable")]
+    first, last = (np.searchsorted(part[order], part[tails], side) for side in ("left", "right"))
+    count = last - first
+    place = np.arange(max(int(count.max(initial=0)), 1))
+    share = (place < count[:, None]) / np.maximum(count, 1)[:, None]
+    seconds = np.zeros(share.shape)
+    for tail in np.unique(tails[count > 0]).tolist():
+        those = tails == tail
+        near = order[first[those][0] : last[those][0]]
+        makers, away = np.array([tail]), np.zeros(1)
+        if tail >= n and not topology.in_network.adding:
+            makers = np.flatnonzero(part[:n] == part[tail])
+            away = latencies.from_some(makers, np.array([tail]))[:, 0]
+        reached = np.sort(latencies.from_some(near, makers), axis=0) + away
+        seconds[those, : len(near)] = reached.min(axis=1)
+    return seconds, share
+
+
+def late_shares(
+    latencies: Latencies, links: np.ndarray, members: np.ndarray, part: np.ndarray
+) -> np.ndarray:
+    """Least latencies over links, to the first, second, ... of equal shares of a part's members.
+
+    A copy that reaches more than one rank was copied by a rank, or by a switch that copies. For
+    every share the latency is the least of any part, since M (``rests``) is the largest share of
+    the members of any part.
+
+    Returns:
+        Seconds, float64 of shape (links, most members of a part), in ascending order.
+    """
+    topology = latencies.topology
+    heads, head = np.unique(topology.dst[links], return_inverse=True)
+    if topology.in_network.copying:
+        least = _shares_from(latencies, heads, members, part)
+    else:
+        makers = np.arange(topology.num_ranks)
+        typical, which = latencies.typical(makers), makers
+        if latencies.symmetries is not None:
+            which = np.searchsorted(typical, latencies.symmetries.first[makers])
+        onward = _shares_from(latencies, typical, members, part)
+        away = latencies.to_some(heads, makers)
+        least = np.stack([(away + column[which]).min(axis=1) for column in onward.T], axis=1)
+    return topology.alpha[links][:, None] + least[head]
+
+
+def _shares_from(
+    latencies: Latencies, vertices: np.ndarray, members: np.ndarray, part: np.ndarray
+) -> np.ndarray:
+    """Least latencies from vertices to equal shares of a part's members, (vertices, shares)."""
+    latency = latencies.to_some(vertices, members)
+    parts = [np.flatnonzero(part[members] == p) for p in np.unique(part[members])]
     shares = max(map(len, parts))
-    least = np.full((len(latency), shares), np.inf)
+    least = np.full((len(vertices), shares), np.inf)
     for ranks in parts:
         # In smaller parts each rank counts for the most shares that it can represent.
         which = np.arange(shares) * len(ranks) // shares

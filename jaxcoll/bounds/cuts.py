@@ -2,11 +2,12 @@
 
 A set of vertices that lacks some of the data must receive it over the links that enter the set, so
 its missing bytes over their bandwidth is a lower bound on the time. Every set gives such a bound,
-but only sets around the narrow places of a network give high ones. They come from three sources.
+but only sets around the narrow places of a network give high ones. They come from four sources.
 
 - The worst cut of ForestColl, for every group: exact for all_gather and broadcast, apart from
   latency.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
+- The ranks below a leaf switch, where that has little bandwidth upwards for them.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
 
 The file also has the classes for answers of the all_reduce program (App. B.7), which are the least
@@ -23,7 +24,13 @@ from fractions import Fraction
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.bounds.all_reduce_times import Latencies, least_times
+from jaxcoll.bounds.all_reduce_times import (
+    LastMoments,
+    Latencies,
+    last_moments,
+    late_shares,
+    least_times,
+)
 from jaxcoll.bounds.needs import Needs
 from jaxcoll.bounds.throughput import Optimum, bottleneck
 from jaxcoll.collective import Collective
@@ -144,6 +151,8 @@ _FLOWS = 2**17
 _MOST_SETS, _NUMBERS = 32, 2**20
 # The most distances from the root of a broadcast at which the ranks in need may begin.
 _MOST_LEVELS = 8
+# The most vertices from which latencies are computed for one term: some tenths of a second.
+_MOST_HEADS = 64
 
 
 def parts(topology: Topology) -> Iterator[np.ndarray]:
@@ -175,6 +184,7 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
         inside = np.zeros(topology.num_vertices, bool)
         inside[list(optimum.cut)] = True
         found += [inside, ~inside]
+    found += below_switches(topology)
     most = min(_MOST_SETS, 4 + _NUMBERS // (topology.num_ranks * topology.num_vertices))
 
     def some(values: Sequence[int]) -> Sequence[int]:
@@ -192,6 +202,35 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
     distinct = {inside.tobytes(): inside for inside in found}
     ranks = topology.num_ranks
     return [s for s in distinct.values() if s[:ranks].any() and not s[:ranks].all()]
+
+
+def below_switches(topology: Topology) -> list[np.ndarray]:
+    """A leaf switch with the ranks below it: the narrowest outwards, and all but the one inwards.
+
+    A rank is below a switch if all its links lead to it and come from it. Where all links are
+    equally fast, or those upwards are even faster, no part of ``parts`` is a leaf; but with few
+    links upwards a leaf is narrow all the same. Narrow is what has little bandwidth for the pairs
+    of a rank inside and one outside.
+    """
+    n, vertices = topology.num_ranks, topology.num_vertices
+    least, most = np.full(vertices, vertices), np.full(vertices, -1)
+    for here, there in ((topology.src, topology.dst), (topology.dst, topology.src)):
+        np.minimum.at(least, here, there)
+        np.maximum.at(most, here, there)
+    below = np.flatnonzero((least == most)[:n] & (least[:n] >= n))
+    part = np.arange(vertices)
+    part[below] = least[below]
+    count = np.bincount(least[below], minlength=vertices)
+    leaves = np.flatnonzero((count > 0) & (count < n))
+    if not leaves.size:
+        return []
+    goes = part[topology.src] != part[topology.dst]
+    pairs = count[leaves] * (n - count[leaves])
+    found = []
+    for ends, is_out in ((topology.src, True), (topology.dst, False)):
+        room = np.bincount(part[ends[goes]], topology.bandwidth[goes], vertices)[leaves]
+        found.append((part == leaves[(room / pairs).argmin()]) == is_out)
+    return found
 
 
 def worst_cuts(topology: Topology, what: Collective) -> Iterator[Optimum]:
@@ -266,8 +305,10 @@ def spreading(latencies: Latencies, needs: Needs) -> tuple[float, str]:
     parts with ranks or such switches together carry those copies.
 
     A link is useful from the time when the first data can have reached it until it is too late for
-    all ranks in need. For a broadcast, the ranks in need may be only those from some distance on:
-    the root alone serves them until ranks near them have data to pass on.
+    all ranks in need. Where all data are for the same ranks, what leaves a part shortly before the
+    end counts only as the share of a part's ranks that it still serves, as in
+    ``all_reduce_times.rests``. For a broadcast, the ranks in need may be only those from some
+    distance on: the root alone serves them until ranks near them have data to pass on.
 
     Args:
         needs: the needs, where all ranks that need something of rank u need the same.
@@ -298,11 +339,80 @@ def spreading(latencies: Latencies, needs: Needs) -> tuple[float, str]:
                 others = np.setdiff1d(place[targets], place[sources])
                 in_need = np.zeros(n, np.int64)
                 in_need[sources] = len(others)
-            onward = latencies.to_nearest(vertices, targets)
-            late = (early + onward[topology.dst])[leaves]
-            copies = float(in_need @ share)
-            time = least_times(topology.bandwidth[leaves], late[None], np.array([copies]))[0]
+            late = early[leaves][:, None] + _onward(latencies, leaves, needs, targets, part)
+            room = np.repeat(topology.bandwidth[leaves] / late.shape[1], late.shape[1])
+            copies = np.array([float(in_need @ share)])
+            time = least_times(room, late.reshape(1, -1), copies)[0]
             if time > best:
                 whole = "ranks" if len(numbers) == n else f"{len(numbers)} parts of the network"
                 best, name = float(time), whole
     return best, name
+
+
+def passed_on(latencies: Latencies, what: Collective, size: float) -> float:
+    """The least time in which the data of one root leaves its part early enough to be passed on.
+
+    Of p parts with ranks in need, p - 1 need every byte from another part. A byte that begins to
+    leave the root's part at s cannot leave another part before s + d, where d is the least latency
+    from links out of the root's part to a rank outside. Let the run end at T, and let a copy that
+    begins to leave a part after T - r serve at most a share M of a part's members (``rests``). Then
+    a byte that begins to leave the root's part after T - r - d has to leave parts often: each of
+    p - 1 parts needs a copy out of the root's part before T - r, or 1/M copies after it. So let
+    crossings out of the root's part before T - r - d weigh 1, and others 1/(p-1) and M/(p-1). Each
+    byte weighs 1 or more.
+
+    Returns:
+        Seconds; 0 if there are several groups, one part, or switches that copy.
+    """
+    topology, n = latencies.topology, latencies.topology.num_ranks
+    groups = [group for group in what.groups if len(group) > 1]
+    if len(groups) != 1 or topology.in_network.copying:
+        return 0.0
+    (group,) = groups
+    root, members = what.root_of(group), np.asarray(group)
+    best = 0.0
+    for part in parts(topology):
+        others = len(np.unique(part[members])) - 1
+        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], part[:n])
+        out = np.flatnonzero(leaves & (part[topology.src] == part[root]))
+        outside = np.flatnonzero(part[:n] != part[root])
+        if not (others and out.size):
+            continue
+        early = latencies.from_some(np.array([root]), topology.src[out])[0]
+        bandwidth = topology.bandwidth[out]
+        away = topology.alpha[out] + latencies.to_nearest(topology.dst[out], outside)
+        if _is_cheap(latencies, topology.dst[leaves]):
+            ends = last_moments(latencies, np.flatnonzero(leaves), members, part)
+        else:
+            onward = latencies.to_nearest(topology.dst[leaves], members)
+            ends = [LastMoments(float((topology.alpha[leaves] + onward).min()), 0.0)]
+        for seconds, carried in ends:
+            late = (bandwidth.sum() * away.min() + carried) / others
+            first = least_times(bandwidth, early[None], np.array([max(size - late, 0.0)]))[0]
+            best = max(best, float(first + away.min() + seconds) if first else 0.0)
+    return best
+
+
+def _is_cheap(latencies: Latencies, heads: np.ndarray) -> bool:
+    """Whether latencies from the heads of links are known, or take few Dijkstra's algorithms."""
+    return latencies.symmetries is None or len(np.unique(heads)) <= _MOST_HEADS
+
+
+def _onward(
+    latencies: Latencies, leaves: np.ndarray, needs: Needs, targets: np.ndarray, part: np.ndarray
+) -> np.ndarray:
+    """Least latencies from the heads of links to equal shares of the targets in a part.
+
+    Only one share, that of the nearest target, if targets need different data, if no part has two
+    of them, or if that takes many runs of Dijkstra's algorithm.
+
+    Returns:
+        Seconds, float64 of shape (links, shares).
+    """
+    topology = latencies.topology
+    heads, head = np.unique(topology.dst[leaves], return_inverse=True)
+    is_parted = len(np.unique(part[targets])) < len(targets)
+    if not (needs.is_common and is_parted and _is_cheap(latencies, heads)):
+        return latencies.to_nearest(heads, targets)[head][:, None]
+    links = np.flatnonzero(leaves)
+    return late_shares(latencies, links, targets, part) - topology.alpha[links][:, None]

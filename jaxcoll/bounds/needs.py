@@ -33,6 +33,11 @@ class Needs(abc.ABC):
     def largest(self) -> np.ndarray:
         """The most that a rank has for another, float64 of shape (ranks,)."""
 
+    @property
+    @abc.abstractmethod
+    def is_common(self) -> bool:
+        """Whether all ranks that have something have it for all ranks that need something."""
+
     @abc.abstractmethod
     def block(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Bytes that some ranks have for others, float64 of shape (sources, targets)."""
@@ -84,6 +89,12 @@ class Listed(Needs):
     @property
     def largest(self) -> np.ndarray:
         return self.nbytes.max(axis=1)
+
+    @property
+    def is_common(self) -> bool:
+        sources, targets = self.sources, self.targets
+        pairs = len(sources) * len(targets) - len(np.intersect1d(sources, targets))
+        return np.count_nonzero(self.block(sources, targets)) == pairs
 
     def block(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return self.nbytes[np.ix_(sources, targets)]
@@ -162,6 +173,10 @@ class OfGroups(Needs):
         found = np.zeros(len(self.group))
         found[self.sources] = self.share[self.group[self.sources]]
         return found
+
+    @property
+    def is_common(self) -> bool:
+        return len(np.unique(self.group[self.targets])) <= 1
 
     def block(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         goes = self.group[sources][:, None] == self.group[targets]

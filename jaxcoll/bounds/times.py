@@ -48,6 +48,7 @@ from jaxcoll.bounds.cuts import (
     narrow_sets,
     needs_of,
     parts,
+    passed_on,
     spreading,
 )
 from jaxcoll.bounds.distances import transport_bound
@@ -508,6 +509,9 @@ def _bounds_of_copies(
     if is_copied:
         time, name = spreading(latencies, needs)
         found.append(Bound(time, "traffic", f"what is copied from part to part of {name}"))
+        if len(sources) == 1:
+            time = passed_on(latencies, what, size)
+            found.append(Bound(time, "traffic", f"what rank {sources[0]} has others pass on"))
     else:
         known = max(b.time for b in found)
         rest = topology.alpha + latencies.to_a_rank[topology.dst]

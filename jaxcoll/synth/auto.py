@@ -193,6 +193,7 @@ class Portfolio(Synthesizer):
     execution: ExecutionCosts | str | None = None
 
     name: ClassVar[str] = "auto"
+    lists_chunks: ClassVar[bool] = False
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
     has_nbytes: ClassVar[bool] = True
 
@@ -235,13 +236,13 @@ class Portfolio(Synthesizer):
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
         makers = self._makers(problem)
-        first = [each for each in makers if each.leads(problem)]
-        race.finish(_climbs(first, problem))
+        first = [each for each in makers if each.leads(race.problem)]
+        race.finish(race.asked(first, problem))
         # All others list every send, and with thousands of ranks their chunk counts alone take a
         # minute to compute.
         is_found = race.schedule is not None and problem.sends > _LISTED_BESIDE
         if not (race.is_over or is_found):
-            race.finish(_climbs([each for each in makers if each not in first], problem))
+            race.finish(race.asked([each for each in makers if each not in first], problem))
         return race.certified()
 
     def candidates(self, problem: Problem) -> list[_Climb]:
@@ -403,6 +404,17 @@ class _Race:
     def is_over(self) -> bool:
         """Whether the goal is met within the tolerance."""
         return self.seconds <= self.goal * (1 + max(self.portfolio.tolerance, 1e-9))
+
+    def asked(self, makers: Sequence[Synthesizer], problem: Problem) -> list[_Climb]:
+        """The climbs of synthesizers, as far as they are asked for them before the deadline."""
+        found: list[_Climb] = []
+        for maker in makers:
+            # Of thousands of ranks some take many seconds to say which counts are worth trying.
+            if time.perf_counter() > problem.until:
+                self.needed = min(self.needed, _SEND_SECONDS * problem.sends)
+                break
+            found += _climbs([maker], problem)
+        return found
 
     def finish(self, climbs: list[_Climb], ignore_work_limit: bool = False) -> None:
         """Try the candidates that may win, the cheap and promising first.

@@ -330,8 +330,10 @@ class Infeasible:
         proven: whether none exist; otherwise none were found in time.
         least_memory: decisions with approximately the least memory, if they were found.
         least_bytes: a lower bound on the bytes of all decisions, if the least memory was searched.
+        seconds: those of the search.
     """
 
     proven: bool
     least_memory: SearchResult | None = None
     least_bytes: float | None = None
+    seconds: float | None = None

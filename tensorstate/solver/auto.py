@@ -14,6 +14,9 @@
 4. If the best plan that fits is not within the gap and several keepings are allowed, 2 and 3 are
    repeated with fewer keepings: to allow another one makes no plan slower.
 5. If no plan fits, plans of the least memory are searched, for an answer or for the refusal.
+
+Without a time limit the stages from 2 on share a budget of seconds (``deadline.Budget``). At its
+end the best plan so far is the answer, with its gap.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
-from tensorstate.deadline import LEAST_SECONDS, OutOfTime
+from tensorstate.deadline import LEAST_SECONDS, Budget, OutOfTime, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
@@ -42,7 +45,7 @@ MAX_EXACT_AXES = 2
 # repair, the exact search under the limit, the named strategies, coordinate descent. The search for
 # the least memory has the rest. In the search without a limit the exact search has most of the
 # time: a descent that starts without its plan finds worse plans, and no bound.
-FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.7, 0.85, 0.9, 0.93, 0.96
+FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.7, 0.88, 0.92, 0.95, 0.97
 EXACT_SHARE = 0.85
 
 # Gap of the search without a limit until its plan is known to fit: from a plan that does not fit
@@ -52,6 +55,10 @@ COARSE_GAP = 0.05
 # Seconds of the exact search under a limit, of a proof that nothing fits while a plan is repaired,
 # and of a named strategy, for any time limit.
 EXACT_CAP_S, REFUTED_CAP_S, NAMED_CAP_S = 300.0, 12.0, 10.0
+
+# Part of the repair's remaining time for such a proof, which is not tried in less than these
+# seconds.
+REFUTED_SHARE, REFUTED_LEAST_S = 0.6, 3.0
 
 # The named strategies that take little memory, or whose plans differ from the others.
 STARTS = ("fsdp", "fsdp + megatron-sp", "zero1", "ddp + megatron")
@@ -68,7 +75,9 @@ class Auto(Solver):
 
     def answer(self, question: Question) -> SearchResult:
         """See ``Solver``."""
-        return _Search(question, self, start=time.perf_counter()).result()
+        now, budget = time.perf_counter(), question.budget or Budget()
+        asked = dataclasses.replace(question, budget=budget)
+        return _Search(asked, self, begun=now, start=now).result()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,10 +99,16 @@ class _Within:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
-    """One search; see the module."""
+    """One search; see the module.
+
+    Attributes:
+        begun: when it began, as ``time.perf_counter``.
+        start: when its time limit began, of which every stage has a part.
+    """
 
     question: Question
     solver: Solver
+    begun: float
     start: float
 
     def result(self) -> SearchResult:
@@ -101,6 +116,32 @@ class _Search:
         free = self._without_limit()
         if limit is None or free.cost.memory.fits(limit):
             return free
+        return self._in_budget(free.seconds)._under_limit(free)
+
+    def _in_budget(self, free_seconds: float) -> _Search:
+        """The same search; if it has no time limit, one whose stages under the limit have one.
+
+        Args:
+            free_seconds: those of the search without the memory limit.
+        """
+        budget = self.question.budget
+        if math.isfinite(self.solver.time_limit) or budget is None:
+            return self
+        end = budget.until(free_seconds)
+        # The first part of the time limit is that of the search without the limit, which is over.
+        left = remaining_time(end)
+        solver = dataclasses.replace(self.solver, time_limit=left / (1 - FREE_UNTIL))
+        deadline = min(self.question.deadline, time.perf_counter() + left)
+        question = dataclasses.replace(self.question, deadline=deadline)
+        return _Search(question, solver, self.begun, start=end - solver.time_limit)
+
+    def _under_limit(self, free: SearchResult) -> SearchResult:
+        """The best plan of all stages under the limit.
+
+        Args:
+            free: the plan without the limit, which does not fit.
+        """
+        limit = self.question.options.memory_limit
         within = self._within_limit(free)
         found, bound = [*within.found], within.bound
         # A plan that keeps tensors in fewer ways is a plan of this question: to allow another way
@@ -177,8 +218,8 @@ class _Search:
         derivatives with 1.1 MB for 65 s, before the exact search refused the limit in 4 s. A short
         time is left to the repair.
         """
-        seconds = self._seconds(REPAIR_UNTIL, REFUTED_CAP_S)
-        if not self._is_exact or seconds < REFUTED_CAP_S:
+        seconds = min(REFUTED_SHARE * self._seconds(REPAIR_UNTIL), REFUTED_CAP_S)
+        if not self._is_exact or seconds < REFUTED_LEAST_S:
             return False
         milp = Milp(gap=self.solver.gap, time_limit=seconds)
         try:
@@ -324,10 +365,11 @@ class _Search:
             least = known
         if not least.cost.memory.fits(limit):
             # With pruned placements the bound does not hold for all plans, and proves nothing.
-            proven = self._is_exact and limit < nbytes < math.inf
-            raise self._refusal(Infeasible(proven, least))
+            bound = nbytes if self._is_exact else -math.inf
+            raise self._refusal(Infeasible(limit < bound < math.inf, least, bound))
         return least
 
     def _refusal(self, infeasible: Infeasible, free: SearchResult | None = None) -> PlanError:
         until = self.start + self.solver.time_limit
-        return refusal(self.question, infeasible, until, free)
+        late = dataclasses.replace(infeasible, seconds=time.perf_counter() - self.begun)
+        return refusal(self.question, late, until, free)

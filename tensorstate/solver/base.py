@@ -12,7 +12,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress as Event
 from tensorstate.cost.cost import SearchOptions, SearchResult
 from tensorstate.cost.memory import most_bytes
-from tensorstate.deadline import deadline_after
+from tensorstate.deadline import Budget, deadline_after
 from tensorstate.errors import PlanError
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
@@ -34,6 +34,7 @@ class Question:
         progress: called with elapsed seconds, best objective and bound.
         programs: the rows that questions share if they differ only in the costs of collectives.
         deadline: see ``tensorstate.deadline``.
+        budget: that of ``Auto``, if the search asks several programs.
     """
 
     problem: Problem
@@ -42,6 +43,7 @@ class Question:
     progress: Progress | None = None
     programs: Programs | None = None
     deadline: float = math.inf
+    budget: Budget | None = None
 
     def under(self, options: SearchOptions) -> Question:
         """The same question under other options; it reports what is true of this one, too."""

@@ -315,9 +315,10 @@ def refusal(
     now, until = time.perf_counter(), min(until, question.deadline)
     if question.options.memory_limit is not None and is_unknown and now < until:
         least = minimize_memory(question, until=min(until, now + REFUSAL_TIME_S))
-        infeasible = Infeasible(infeasible.proven, *least)
+        infeasible = Infeasible(infeasible.proven, *least, infeasible.seconds)
     error = PlanError if infeasible.proven else OutOfTime
-    return error(infeasible_message(question.problem, question.options, infeasible, free))
+    asked = question.problem, question.candidates, question.options
+    return error(infeasible_message(*asked, infeasible, free))
 
 
 # ---------------------------------------------------------------------- the search

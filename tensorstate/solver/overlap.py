@@ -33,7 +33,14 @@ from typing import NamedTuple
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.memory import is_gradient
-from tensorstate.deadline import OutOfTime, check, deadline_after, is_over, remaining_time
+from tensorstate.deadline import (
+    Budget,
+    OutOfTime,
+    check,
+    deadline_after,
+    is_over,
+    remaining_time,
+)
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
@@ -209,6 +216,7 @@ class _Overlap:
         limit, self.overlaps = solver.time_limit, problem.hardware.overlaps
         self.deadline = deadline_after(END_UNTIL * limit if self.overlaps else limit)
         self.last_deadline = deadline_after(NAMED_UNTIL * limit)
+        self.budget = Budget(PROGRAM_SHARE if self.overlaps else 1.0)
         self.refused: OutOfTime | None = None  # the first program's, without a plan
         # Bounds of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
@@ -336,7 +344,10 @@ class _Overlap:
 
     def _is_last(self, best: _Hidden) -> bool:
         """Whether no other program may follow: the plan is close to the bound, or time is short."""
-        is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
+        is_late = (
+            self._seconds() > BEGIN_UNTIL * self.solver.time_limit
+            or self.budget.spent > BEGIN_UNTIL
+        )
         return is_late or self._is_close(best.found) or self._is_of_sum(best.found)
 
     def _is_close(self, found: SearchResult, gaps: float = 2) -> bool:
@@ -361,13 +372,14 @@ class _Overlap:
         Raises:
             PlanError: there is none, or none in time.
         """
-        check(self.deadline)
+        check(min(self.deadline, self.budget.end))
         seconds, told = (limit := self.solver.time_limit), self.progress
         if self.overlaps:  # its seconds are those of no schedule
             told = telling(self.progress)
             seconds = min(remaining_time(self.deadline), PROGRAM_SHARE * limit)
         solver = dataclasses.replace(self.solver, time_limit=seconds, gap=gap)
-        asked = problem, self.candidates, self.linear, told, self.programs, self.deadline
+        limits = self.deadline, self.budget
+        asked = problem, self.candidates, self.linear, told, self.programs, *limits
         return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult, share: float = 1.0) -> None:
@@ -496,12 +508,12 @@ class _Overlap:
         No schedule is shorter than its compute. For most strategies that is already longer than the
         best plan, so that their programs need not be solved.
         """
-        is_late = is_over(self.last_deadline)
-        both = None if is_late else self.baselines.among(name, self.candidates)
+        deadline = min(self.last_deadline, self.budget.end)
+        both = None if is_over(deadline) else self.baselines.among(name, self.candidates)
         if both is None or least_compute(self.problem, both) >= most:
             return None
-        asked = Question(self.problem, both, self.linear, deadline=self.last_deadline)
-        seconds = min(remaining_time(self.last_deadline), NAMED_CAP_S)
+        asked = Question(self.problem, both, self.linear, deadline=deadline)
+        seconds = min(remaining_time(deadline), NAMED_CAP_S)
         milp = Milp(gap=1.0 if at_once else self.solver.gap, time_limit=seconds)
         found = best_among(asked, milp, at_once)
         # Its bound holds only for the strategy's own plans.

@@ -8,7 +8,7 @@ the arguments, the tensors that are live for any decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_at_peak, least_bytes_by_point
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MOST_DEVICES
 from tensorstate.keeping import table
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
@@ -38,30 +39,24 @@ def refuse_below_least(
     limit = options.memory_limit
     if limit is None:
         return
-    # Arguments are live throughout, so their sum is a bound by itself, for any order of operators.
-    # The least bytes of other tensors are added to it point by point.
-    inputs, beside, free = dict[int, int](), dict[int, np.ndarray](), 0
-    for number, group in enumerate(problem.tensor_groups):
-        strategies = candidates[group.class_id]
-        if group.is_input:
-            inputs[number] = _input_bytes(problem, group, strategies)
-            free += _input_bytes(problem, group, problem.strategies[group.class_id].all)
-        beside[number] = least_bytes_by_point(problem, number, strategies, options.keepings)
+    inputs, beside = _least_bytes(problem, candidates, options)
     arguments = sum(inputs.values())
     devices = problem.mesh.num_devices
     if arguments > limit:
-        remedy = f"{math.ceil(devices * arguments / limit)} devices or more"
+        more = math.ceil(devices * arguments / limit)
+        remedy = f", or {more} devices or more" if _may_fit_on(problem, more, limit) else ""
+        everything = [strategies.all for strategies in problem.strategies]
+        free = sum(_least_bytes(problem, everything, options)[0].values())
         if free < arguments:  # more devices do not shard inputs that pins keep whole
-            remedy = f"without pin= and forbid= the arguments take {bytes_text(free)}"
+            remedy = f", or without pin= and forbid= the arguments take {bytes_text(free)}"
         before = (
             f"no plan fits into {bytes_text(limit)} a device: the least is about "
             f"{bytes_text(arguments)} for arguments alone (parameters, optimizer state and the "
             f"batch), sharded as far as sizes and pins allow; the largest are "
         )
-        after = f". A limit above {bytes_text(arguments)} may fit, or {remedy}"
+        after = f". A limit above {bytes_text(arguments)} may fit{remedy}"
         raise PlanError(_with_largest(problem, before, inputs.items(), after))
-    # Each group in its own best placements, which together need not be a plan.
-    live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
+    live = _sum_by_point(problem, beside)
     peak = int(live.argmax())
     least = arguments + math.ceil(live[peak])
     if least <= limit:
@@ -75,6 +70,41 @@ def refuse_below_least(
     )
     live_at_peak = ((number, int(at[peak])) for number, at in beside.items())
     raise PlanError(_with_largest(problem, before, live_at_peak, less(problem, options)))
+
+
+def _may_fit_on(problem: Problem, devices: int, limit: float) -> bool:
+    """Whether inputs fit on a number of devices, each of which has one element of each at least."""
+    inputs = (problem.graph.tensors[tensor] for tensor in problem.graph.inputs)
+    each = (max(t.nbytes / devices, t.nbytes / max(1, math.prod(t.sizes))) for t in inputs)
+    return devices <= MOST_DEVICES and math.fsum(each) <= limit
+
+
+def _least_bytes(
+    problem: Problem, candidates: CandidateStrategies, options: SearchOptions
+) -> tuple[dict[int, int], dict[int, np.ndarray]]:
+    """The least bytes of inputs by group, and beside them at every program point.
+
+    Each group is in its own best placements, which together need not be a plan.
+    """
+    # Arguments are live throughout, so their sum is a bound by itself, for any order of operators.
+    # The least bytes of other tensors are added to it point by point.
+    inputs, beside = dict[int, int](), dict[int, np.ndarray]()
+    for number, group in enumerate(problem.tensor_groups):
+        strategies = candidates[group.class_id]
+        if group.is_input:
+            inputs[number] = _input_bytes(problem, group, strategies)
+        beside[number] = least_bytes_by_point(problem, number, strategies, options.keepings)
+    return inputs, beside
+
+
+def least_live(problem: Problem, candidates: CandidateStrategies, options: SearchOptions) -> float:
+    """A lower bound of the bytes of all plans: inputs, and the tensors live beside them."""
+    inputs, beside = _least_bytes(problem, candidates, options)
+    return sum(inputs.values()) + float(_sum_by_point(problem, beside).max())
+
+
+def _sum_by_point(problem: Problem, beside: Mapping[int, np.ndarray]) -> np.ndarray:
+    return sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
 
 
 def _input_bytes(problem: Problem, group: TensorGroup, strategies: Iterable[Strategy]) -> int:
@@ -104,6 +134,7 @@ def _with_largest(
 
 def infeasible_message(
     problem: Problem,
+    candidates: CandidateStrategies,
     options: SearchOptions,
     infeasible: Infeasible,
     free: SearchResult | None = None,
@@ -111,6 +142,7 @@ def infeasible_message(
     """The reason why no plan fits: the least memory that was found, and its largest tensors.
 
     Args:
+        problem, candidates, options: those of the search.
         infeasible: the result of a search.
         free: the best plan without a limit, mentioned if the least memory is unknown.
     """
@@ -121,6 +153,8 @@ def infeasible_message(
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {bytes_text(limit)} a device"
+    if infeasible.seconds is not None and not infeasible.proven:
+        none = f"{none} in {max(1, round(infeasible.seconds))} s"
     remedies = less(problem, options, may_find=not infeasible.proven)
     least, nbytes = infeasible.least_memory, infeasible.least_bytes
     if least is None:
@@ -136,13 +170,19 @@ def infeasible_message(
     # The list has everything that is live at the peak, so its sum is the peak.
     at_peak = bytes_at_peak(problem, least.decisions, least.cost.reshards, least.cost.kept)
     nbytes_of_groups = ((n, round(own + sum(of.values()))) for n, own, of in at_peak)
-    known = "the least" if infeasible.proven else "the least that was found"
-    before = (
-        f"{none}: {known} is about {bytes_text(memory.peak)} (inputs {bytes_text(memory.inputs)}, "
-        f"saved {bytes_text(memory.saved + memory.loop_resident)}, gradients "
-        f"{bytes_text(memory.gradients)}, temporaries {bytes_text(memory.temporaries)}); largest "
-        "at the peak are "
-    )
+    if infeasible.proven:
+        known = (
+            f"the least is about {bytes_text(memory.peak)} (inputs {bytes_text(memory.inputs)}, "
+            f"saved {bytes_text(memory.saved + memory.loop_resident)}, gradients "
+            f"{bytes_text(memory.gradients)}, temporaries {bytes_text(memory.temporaries)})"
+        )
+    else:
+        live = least_live(problem, candidates, options)
+        known = (
+            f"at least {bytes_text(max(live, nbytes or 0.0))} are needed, and the least that was "
+            f"found is about {bytes_text(memory.peak)}"
+        )
+    before = f"{none}: {known}; largest at the peak are "
     return _with_largest(problem, before, nbytes_of_groups, remedies)
 
 
@@ -160,7 +200,7 @@ def less(problem: Problem, options: SearchOptions, may_find: bool = False) -> st
         if keeping not in options.keepings and not keeping.lacks(problem.hardware)
     ]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
-    others += ["more devices", "more time"] if may_find else ["more devices"]
+    others += ["more devices", "a longer time_limit="] if may_find else ["more devices"]
     return f". Try {', '.join(others[:-1])} or {others[-1]}"
 
 

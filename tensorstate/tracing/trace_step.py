@@ -1,8 +1,7 @@
 """From a training step to its factor graph, with phases of operators and roles of tensors.
 
 JAX's jaxpr is inlined, factors are propagated through it, tensors and operators are built, and
-identical nodes of identical layers are put in one class. Phases and roles are read from the name
-stacks that ``jax.grad`` leaves.
+identical nodes of identical layers are put in one class.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import dataclasses
 import gc
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -27,8 +25,6 @@ from tensorstate.ir.graph import (
     LoopForm,
     Operator,
     Output,
-    Phase,
-    Role,
     Tensor,
 )
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
@@ -39,6 +35,8 @@ from tensorstate.tracing.inline import inline
 from tensorstate.tracing.new_values import leaf_difference, new_values
 from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.padding import checked_sizes, pad_program
+from tensorstate.tracing.phases import phases, phases_in_steps
+from tensorstate.tracing.roles import roles
 from tensorstate.tracing.step_jaxpr import StepJaxpr, step_jaxpr
 
 
@@ -323,7 +321,7 @@ def _with_phases(
     for operator in operators:
         for k, use in enumerate(operator.operands):
             consumers[use.tensor].append(Consumer(operator.index, k, operator.phase))
-    tensor_roles = roles(parts, phases_in_steps(parts, operators), updates, len(input_names))
+    tensor_roles = roles(parts, phases_in_steps(parts, operators), updates, input_names)
     names = [*input_names, *(tensor.name for tensor in parts.tensors[len(input_names) :])]
     tensors = [
         dataclasses.replace(tensor, role=role, name=name, consumers=tuple(uses))
@@ -332,285 +330,3 @@ def _with_phases(
         )
     ]
     return tensors, operators
-
-
-# ---------------------------------------------------------------------- phases
-
-
-def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Phase]:
-    """The phase of every operator.
-
-    Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
-    inside of a loss), run in the forward pass. Of the others, those that it transposed or reran
-    belong to the backward pass, and the remaining ones to the optimizer. All operators of a
-    function without gradients run in the forward pass. A whole loop runs in one phase.
-    """
-    phase_of = _phases_by_stack(operators)
-    if all(phase is None for phase in phase_of):
-        return [*itertools.repeat("forward", len(phase_of))]
-    bodies: dict[int, list[int]] = {}
-    for i, operator in enumerate(operators):
-        if operator.loops:
-            bodies.setdefault(operator.loops[0], []).append(i)
-    before = _before_the_loss(tensors, operators, phase_of, bodies)
-    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
-    for body in bodies.values():
-        if not before[body[0]]:
-            is_backward = any(phase_of[i] == "backward" for i in body)
-            for i in body:
-                by_stack[i] = "backward" if is_backward else "optimizer"
-    return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
-
-
-def phases_in_steps(parts: GraphParts, operators: Sequence[Operator]) -> list[Phase]:
-    """The phases of ``phases``; in loops over whole steps, of each operator within its step.
-
-    Such a loop, as of an update by minibatches, has both passes in its body, and what follows them:
-    which of its tensors are gradients, and which the optimizer's, is seen there alone.
-    """
-    phase_of, inside = _phases_by_stack(operators), dict[int, set[Phase | None]]()
-    for operator, phase in zip(operators, phase_of, strict=True):
-        for loop in operator.loops:
-            inside.setdefault(loop, set()).add(phase)
-    before = _before_the_loss(parts.tensors, operators, phase_of, {})
-    of_steps: list[Phase] = []
-    for operator, phase, is_before in zip(operators, phase_of, before, strict=True):
-        if not any(inside[loop] >= {"forward", "backward"} for loop in operator.loops):
-            of_steps.append(operator.phase)
-        else:
-            after: Phase = "backward" if phase == "backward" else "optimizer"
-            of_steps.append("forward" if is_before else after)
-    return of_steps
-
-
-def _phases_by_stack(operators: Sequence[Operator]) -> list[Phase | None]:
-    """Phases as ``jax.grad`` names them: f under jvp(f), its transposition under transpose()."""
-    return [
-        "backward"
-        if o.eqn.remat_region is not None or "transpose(" in o.source.stack
-        else ("forward" if "jvp(" in o.source.stack else None)
-        for o in operators
-    ]
-
-
-def _before_the_loss(
-    tensors: Sequence[Tensor],
-    operators: Sequence[Operator],
-    phase_of: Sequence[Phase | None],
-    bodies: Mapping[int, Sequence[int]],
-) -> list[bool]:
-    """Whether the forward pass depends on each operator, or consists of it.
-
-    Such operators are forward, whatever their stack says: of a penalty on the gradient of the
-    input, the inner transposition runs before the outer loss is known.
-
-    Args:
-        bodies: by outermost loop the operators that run in one phase.
-    """
-    before = [phase == "forward" for phase in phase_of]
-    pending, seen = [i for i, is_before in enumerate(before) if is_before], set[int]()
-    while pending:
-        operator = operators[pending.pop()]
-        needed = [p for use in operator.operands if (p := tensors[use.tensor].producer) is not None]
-        if operator.loops and operator.loops[0] not in seen:
-            seen.add(operator.loops[0])
-            needed += bodies.get(operator.loops[0], ())
-        for p in needed:
-            if not before[p]:
-                before[p] = True
-                pending.append(p)
-    return before
-
-
-def roles(
-    parts: GraphParts, phase_of: Sequence[Phase], updates: Mapping[int, int], inputs: int
-) -> list[Role]:
-    """The role of every tensor.
-
-    Parameters are updated and read by the model, or frozen.
-
-    Args:
-        parts: tensors, operators and results.
-        phase_of: the phases of operators.
-        updates: maps outputs to the inputs whose new values they are.
-        inputs: the number of inputs, which are the first tensors; other tensors without a producer
-            are constants.
-    """
-    tensors, operators = parts.tensors, parts.operators
-    consumers: list[set[Phase]] = [set() for _ in tensors]
-    for operator, phase in zip(operators, phase_of, strict=True):
-        for use in operator.operands:
-            consumers[use.tensor].add(phase)
-    updated = set(updates.values())
-    assigned: list[Role] = []
-    for index, tensor in enumerate(tensors):
-        if index < inputs:
-            # An updated counter or random key is an input, because it has no gradient.
-            dtype, role = tensor.dtype, "input"
-            if index in updated and isinstance(dtype, np.dtype) and dtype.kind not in "biu":
-                trained = not consumers[index].isdisjoint(("forward", "backward"))
-                role = "parameter" if trained else "optimizer"
-            assigned.append(role)
-        elif tensor.producer is None:
-            assigned.append("constant")
-        elif not tensor.sizes:
-            assigned.append("scalar/output")
-        elif phase_of[tensor.producer] == "optimizer":
-            assigned.append("optimizer")
-        elif phase_of[tensor.producer] == "backward" and "optimizer" in consumers[index]:
-            assigned.append("gradient")
-        else:
-            assigned.append("activation")
-    for index in _moments_before_a_loss(parts, updates, assigned):
-        assigned[index] = "optimizer"
-    for index in _frozen(parts, phase_of, assigned, consumers):
-        assigned[index] = "parameter"
-    for output, updated_input in updates.items():
-        result = parts.outputs[output].tensor
-        if result is not None and tensors[result].producer is not None:
-            assigned[result] = assigned[updated_input]
-    return assigned
-
-
-# What a parameter may go through before the model reads it.
-_CASTS = frozenset({"convert_element_type", "slice", "reshape", "squeeze"})
-
-
-def _moments_before_a_loss(
-    parts: GraphParts, updates: Mapping[int, int], assigned: Sequence[Role]
-) -> list[int]:
-    """The optimizer's state among the parameters of a step of several losses.
-
-    A critic that is updated before the loss of a generator reads it is updated in the forward pass
-    of that loss, and so its moments are read there. But no loss is differentiated through what
-    reads them; their new values depend on gradients; and all that reads them has their size, as
-    nothing does that reads a bias of a network which only follows another.
-    """
-    tensors, operators = parts.tensors, parts.operators
-    phase_of = _phases_by_stack(operators)
-    of_gradients, in_model, read_otherwise = set[int](), set[int](), set[int]()
-    for operator, phase in zip(operators, phase_of, strict=True):
-        read = {use.tensor for use in operator.operands}
-        if phase == "backward" or not of_gradients.isdisjoint(read):
-            of_gradients.update(use.tensor for use in operator.results)
-        if phase is not None:
-            in_model |= read
-        sizes = {tensors[use.tensor].dims for use in operator.results}
-        if operator.kind != "elementwise":
-            read_otherwise |= read
-        else:
-            read_otherwise |= {t for t in read if sizes != {tensors[t].dims}}
-    for operator in reversed(operators):
-        if operator.primitive in _CASTS and any(u.tensor in in_model for u in operator.results):
-            in_model.update(use.tensor for use in operator.operands)
-    return [
-        tensor
-        for output, tensor in updates.items()
-        if assigned[tensor] == "parameter"
-        and parts.outputs[output].tensor in of_gradients
-        and tensor not in in_model | read_otherwise
-    ]
-
-
-def _frozen(
-    parts: GraphParts,
-    phase_of: Sequence[Phase],
-    assigned: Sequence[Role],
-    consumers: Sequence[set[Phase]],
-) -> list[int]:
-    """The inputs that are parameters although the step does not update them, as in LoRA.
-
-    They have no batch dimension, and hold numbers that a gradient passes through, or 8-bit codes of
-    such numbers. The batch is the first dimension of most other inputs. A dimension that parameters
-    have too, or that a product of the forward pass sums over, is one of features; it is the batch
-    only if no other dimension is left.
-    """
-    tensors = parts.tensors
-    own = [
-        i
-        for i, role in enumerate(assigned)
-        if role == "input" and tensors[i].dims and isinstance(tensors[i].dtype, np.dtype)
-        if not consumers[i].isdisjoint(("forward", "backward"))
-    ]
-    trained = {f for i, role in enumerate(assigned) if role == "parameter" for f in tensors[i].dims}
-    if not own or not trained:
-        return []
-    summed = {
-        tensors[use.tensor].dims[use.labels.index(label)]
-        for operator, phase in zip(parts.operators, phase_of, strict=True)
-        if phase == "forward" and operator.kind in ("einsum", "window")
-        for label in operator.reductions
-        for use in operator.operands
-        if label in use.labels
-    }
-    # For the factor of a first dimension: whether an input with it has indices, and the dimensions
-    # of all inputs with it. In LoRA, tokens [batch, sequence] are indices; base weights [width,
-    # hidden] are not, and products of the forward pass sum over their first factor.
-    evidence: dict[int, list[int]] = {}
-    for i in own:
-        has_indices, dims = evidence.setdefault(tensors[i].dims[0], [0, 0])
-        is_index = tensors[i].dtype.kind in "bi" and not _may_be_weight(tensors[i].dtype)
-        evidence[tensors[i].dims[0]] = [has_indices or is_index, dims + len(tensors[i].dims)]
-    batch = max(evidence, key=lambda f: (f not in trained, f not in summed, *evidence[f]))
-    data = {i for i in own if batch in tensors[i].dims} | _shuffled(parts)
-    is_feature = trained | summed
-    multiplied = _multiplied(parts, phase_of, assigned)
-    data |= {i for i in multiplied if tensors[i].dims[0] not in is_feature}
-    return [i for i in own if i not in data and _may_be_weight(tensors[i].dtype)]
-
-
-# What draws or sorts indices: ``jax.random.permutation`` does both.
-_DRAWING = frozenset({"random_bits", "random_permutation", "threefry2x32", "sort"})
-
-
-def _shuffled(parts: GraphParts) -> set[int]:
-    """The tensors of which rows are taken by indices that were drawn or sorted: examples.
-
-    Every such array has a first dimension of its own, since its rows are no longer those of others.
-    Of an embedding rows are taken by tokens, which are given.
-    """
-    drawn, found = set[int](), set[int]()
-    for operator in parts.operators:
-        operands = [use.tensor for use in operator.operands]
-        if operator.primitive in _DRAWING or not drawn.isdisjoint(operands):
-            drawn.update(use.tensor for use in operator.results)
-        if operator.kind == "gather" and not drawn.isdisjoint(operands[1:]):
-            found.add(operands[0])
-    return found
-
-
-def _multiplied(parts: GraphParts, phase_of: Sequence[Phase], assigned: Sequence[Role]) -> set[int]:
-    """The inputs whose rows are multiplied by a trained parameter: a model multiplies data so.
-
-    Features of the nodes of a graph are such: no index or label has their first dimension, since
-    rows are taken of them and added at nodes.
-    """
-    tensors = parts.tensors
-    # For results that are computed element by element, or put beside others row by row as a
-    # coordinate is beside a time, the inputs of their rows.
-    made_of = {i: {i} for i, role in enumerate(assigned) if role in ("input", "parameter")}
-    found = set[int]()
-    for operator, phase in zip(parts.operators, phase_of, strict=True):
-        operands = [(use, made_of.get(use.tensor, set())) for use in operator.operands]
-        is_unary = operator.kind == "elementwise" and len(operator.operands) == 1
-        if is_unary or operator.primitive == "concatenate":
-            for result in operator.results:
-                rows = (made for use, made in operands if use.labels[:1] == result.labels[:1])
-                made_of[result.tensor] = set().union(*rows)
-        if operator.kind != "einsum" or phase != "forward" or len(operands) != 2:
-            continue
-        for (use, inputs), (_, others) in (operands, operands[::-1]):
-            is_kept = bool(use.labels) and all(use.labels[0] in r.labels for r in operator.results)
-            if is_kept and any(assigned[i] == "parameter" for i in others):
-                found |= {
-                    i
-                    for i in inputs
-                    if assigned[i] == "input"
-                    and tensors[i].dims[:1] == tensors[use.tensor].dims[:1]
-                }
-    return found
-
-
-def _may_be_weight(dtype: Any) -> bool:
-    """Whether an input of this dtype may be a parameter; wider integers are indices."""
-    return dtype.kind not in "biu" or (dtype.kind in "iu" and dtype.itemsize == 1)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxcoll as jc
+from jaxcoll import collective
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError, TopologyError
 from jaxcoll.kinds import KINDS
@@ -260,6 +261,17 @@ def test_too_many_sends_without_the_symmetry_are_refused_at_once(kind):
     with pytest.raises(CollectiveError, match="looks the same from each, so take"):
         jc.synthesize(jc.topologies.mesh(side, side), kind, progress=False)
     assert time.process_time() - began < 5
+
+
+def test_the_default_by_one_rank_does_not_need_the_chunks_of_all_as_columns(monkeypatch):
+    torus, kind = jc.topologies.torus(9, 9), "all_to_all"
+    monkeypatch.setattr(collective, "_MOST_LISTED", 81 * 81 - 1)
+    schedule = jc.synthesize(torus, kind, progress=False)
+    assert isinstance(schedule, OrbitSchedule)
+    assert jc.simulate(schedule, 2**25).time >= bound(torus, kind, 2**25).time
+    for name in ("direct", "tacos"):
+        with pytest.raises(CollectiveError, match="too large to be listed"):
+            jc.synthesize(torus, kind, name, progress=False)
 
 
 def test_what_cannot_be_made_is_refused():

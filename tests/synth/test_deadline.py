@@ -8,7 +8,7 @@ import pytest
 
 from jaxcoll import progress, topologies
 from jaxcoll.errors import CollectiveError
-from jaxcoll.synth import auto, synthesize
+from jaxcoll.synth import ForestColl, auto, synthesize
 
 
 def test_a_deadline_far_away_changes_nothing():
@@ -43,6 +43,20 @@ def test_a_deadline_that_is_too_short_says_what_would_do(name, chunks):
     assert synthesize(
         topology, "all_gather", name, chunks=chunks, nbytes=2**20, deadline=max(enough, 10)
     )
+
+
+def test_after_the_deadline_no_synthesizer_is_asked_for_its_counts_of_chunks(monkeypatch):
+    """On a fat tree of 4,096 ranks one took a minute to answer, when half a second was given."""
+
+    def chunk_counts(self, problem):
+        raise RuntimeError("asked too late")
+
+    monkeypatch.setattr(ForestColl, "chunk_counts", chunk_counts)
+    topology = topologies.fat_tree(2, 3)
+    with pytest.raises(CollectiveError, match="no schedule by the deadline"):
+        synthesize(topology, "all_to_all", deadline=1e-9)
+    with pytest.raises(RuntimeError, match="asked too late"):
+        synthesize(topology, "all_to_all", deadline=1e3)
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf"), "soon"])

@@ -472,6 +472,13 @@ def test_a_limit_below_the_arguments_is_refused_before_a_search(graph, monkeypat
         search(graph, memory_limit=inputs // 16, **given)
 
 
+def test_a_limit_below_an_element_of_each_input_names_no_number_of_devices(graph):
+    """A device holds an element of every input at least, on however many devices."""
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
+    with pytest.raises(PlanError, match=r"may fit$"):
+        search(graph, memory_limit=1, **given)
+
+
 def test_limits_that_only_pins_exceed_say_so(graph):
     """More devices would not help: a forbidden tensor is replicated on all."""
     given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}

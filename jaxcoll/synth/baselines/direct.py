@@ -27,6 +27,8 @@ from jaxcoll.topology import Topology
 
 # Up to this number of ranks routes are the shortest, whatever they load.
 _FEW_RANKS = 64
+# Latencies of its link in which a rank may send little data.
+_FEW_LATENCIES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +47,18 @@ class Direct(Synthesizer):
     put_off: ClassVar[float] = LAST
 
     def leads(self, problem: Problem) -> bool:
-        """Whether it is an all_to_all of many ranks with one link each, which all data cross."""
-        is_large = problem.topology.num_ranks > _FEW_RANKS
-        kind = problem.collective.traits
-        return is_large and kind.is_pairwise and has_one_port(problem.topology)
+        """Whether many ranks have one link each, which an all_to_all or little data fill anyway.
+
+        Data are little if a rank's link carries those of all ranks in the time of few latencies.
+        """
+        topology, kind = problem.topology, problem.collective.traits
+        if topology.num_ranks <= _FEW_RANKS or not has_one_port(topology):
+            return False
+        if kind.is_pairwise or kind.has_root or problem.nbytes is None:
+            return kind.is_pairwise
+        of_ranks = topology.src < topology.num_ranks
+        alpha, speed = topology.alpha[of_ranks], topology.bandwidth[of_ranks]
+        return float(problem.nbytes) <= _FEW_LATENCIES * float(np.median(alpha * speed))
 
     def work(self, problem: Problem) -> float:
         """Every link of a path is simulated; of many ranks, hardly anything else takes time."""

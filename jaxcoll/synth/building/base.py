@@ -58,9 +58,8 @@ class Problem:
             ``time.perf_counter`` when they are over; infinite if there is no limit.
 
     Raises:
-        CollectiveError: the collective is not one or has too many chunks
-            (``Collective.check_listed``), bytes are not above 0, the seed is bad, or the link model
-            is unknown.
+        CollectiveError: the collective is not one, bytes are not above 0, the seed is bad, or the
+            link model is unknown.
         TopologyError: the network is not a ``Topology``, is not connected, or has another number of
             ranks than the collective.
     """
@@ -83,7 +82,6 @@ class Problem:
                 f"the collective is for {self.collective.num_ranks} ranks, {self.topology} has "
                 f"{self.topology.num_ranks}"
             )
-        self.collective.check_listed()
         checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(
             self,
@@ -241,6 +239,8 @@ class Synthesizer(abc.ABC):
         most_chunks: the most chunks per shard worth trying; the optimum of a network without
             structure may need more trees.
         counts_are_costly: whether auto tries only every second of its chunk counts.
+        lists_chunks: whether it needs the chunks of all ranks as columns; if so, it refuses more
+            than ``Collective.check_listed`` allows.
         orders_links: whether its steps only say in which order links carry messages; where ranks
             go through steps one after the other, other steps for the same sends may be faster.
     """
@@ -256,6 +256,7 @@ class Synthesizer(abc.ABC):
     put_off: ClassVar[float] = 1.0
     most_chunks: ClassVar[int] = 4096
     counts_are_costly: ClassVar[bool] = False
+    lists_chunks: ClassVar[bool] = True
     orders_links: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -380,6 +381,8 @@ class Synthesizer(abc.ABC):
         started = time.perf_counter()
         if not self.takes_shares:
             problem.collective.with_equal_shards(self.name)
+        if self.lists_chunks:
+            problem.collective.check_listed()
         if problem.has_nothing_to_do:
             schedule = empty_schedule(problem.topology, problem.collective)
         else:

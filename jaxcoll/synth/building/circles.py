@@ -445,22 +445,42 @@ def has_one_port(topology: Topology) -> bool:
     return bool((np.bincount(topology.src[topology.src < n], minlength=n) == 1).all())
 
 
-def ranks_per_leaf(topology: Topology) -> int:
-    """Number of consecutive ranks with one link, to one of several switches; 0 if they differ."""
+def leaf_of_rank(topology: Topology) -> np.ndarray | None:
+    """The number of each rank's leaf switch, int64 of shape (ranks,); None if there are none.
+
+    Every rank has a single link, to one of several switches, and some switch has several ranks.
+    Leaves are numbered from 0 in the order of their first ranks.
+    """
     n = topology.num_ranks
     if not has_one_port(topology):
-        return 0
+        return None
     of_rank = topology.src < n
-    leaf = np.empty(n, np.int64)
-    leaf[topology.src[of_rank]] = topology.dst[of_rank]
-    if leaf.min() < n:
+    switch = np.empty(n, np.int64)
+    switch[topology.src[of_rank]] = topology.dst[of_rank]
+    if switch.min() < n:
+        return None
+    _, first, leaf = np.unique(switch, return_index=True, return_inverse=True)
+    if not 1 < len(first) < n:
+        return None
+    return np.argsort(np.argsort(first))[leaf]
+
+
+def leaves_of(topology: Topology) -> list[np.ndarray]:
+    """The ranks below each leaf switch of ``leaf_of_rank``, ascending; empty if there are none."""
+    leaf = leaf_of_rank(topology)
+    if leaf is None:
+        return []
+    order = np.argsort(leaf, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(leaf))[:-1])
+
+
+def ranks_per_leaf(topology: Topology) -> int:
+    """Number of consecutive ranks with one link, to one of several switches; 0 if they differ."""
+    leaf = leaf_of_rank(topology)
+    if leaf is None:
         return 0
-    inner = int((leaf == leaf[0]).sum())
-    if not 1 < inner < n or n % inner:
-        return 0
-    leaves = leaf.reshape(-1, inner)
-    is_even = (leaves == leaves[:, :1]).all() and len(np.unique(leaves[:, 0])) == len(leaves)
-    return inner if is_even else 0
+    inner = len(leaf) // (int(leaf[-1]) + 1)
+    return inner if np.array_equal(leaf, np.arange(len(leaf)) // inner) else 0
 
 
 # Times of the usual time from which on a rank's rail is slow.

@@ -56,6 +56,7 @@ class Orbits(Synthesizer):
     nbytes: float = BUCKET_BYTES
 
     name: ClassVar[str] = NAME
+    lists_chunks: ClassVar[bool] = False
     orders_links: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.one_shard_name is not None)
     has_nbytes: ClassVar[bool] = True

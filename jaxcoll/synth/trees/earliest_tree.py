@@ -17,11 +17,14 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import BUCKET_BYTES, ONE_CHUNK, SOON, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.circles import ranks_per_host
+from jaxcoll.synth.building.circles import leaf_of_rank, ranks_per_host
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.routing.spread_routes import spread_routes
+from jaxcoll.synth.trees.leaf_tree import leaf_tree
 from jaxcoll.topology import Topology
 
 _FEW_RANKS = 64
@@ -36,10 +39,11 @@ class EarliestTree(Synthesizer):
     of all sends that ranks with the data could make next, the one that arrives first is made. A
     send to another host goes to the host where the fewest ranks have the data, along the sender's
     rail if other ranks are farther away. Hosts are those of ``HierarchicalTree``, of consecutive
-    ranks.
+    ranks. Where each rank has a single link, to one of several leaf switches, the tree is that of
+    ``leaf_tree``.
 
     Attributes:
-        inner: ranks per host; read off the network when omitted.
+        inner: ranks per host; when omitted, hosts or leaf switches are read off the network.
         nbytes: bytes of the buffer, which occupy a rank's links for a time.
 
     Raises:
@@ -72,25 +76,40 @@ class EarliestTree(Synthesizer):
             TopologyError: the network has no hosts, or hosts do not divide the ranks.
         """
         check_everyone(collective, self.name)
+        root = collective.root_of(collective.groups[0])
+        leaf = leaf_of_rank(topology) if self.inner is None else None
+        if leaf is not None:
+            src, dst = leaf_tree(topology, leaf, root, float(self.nbytes))
+        else:
+            src, dst = self._tree(topology, self._inner(topology), root)
+        depth = np.zeros(topology.num_ranks, np.int64)
+        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+            depth[v] = depth[u] + 1
+        order = np.argsort(depth[src], kind="stable")
+        src, dst = src[order], dst[order]
+        if leaf is None:
+            edges = shortest_routes(topology, src, dst)
+        else:
+            once = np.ones(len(src), np.int64)
+            edges = spread_routes(topology, src, dst, once, as_fraction(self.nbytes))
+        chunks = collective.chunks_per_shard
+        edge = np.repeat(np.arange(len(order)), chunks)
+        chunk = np.tile(np.arange(chunks), len(order))
+        return Schedule.from_sends(topology, collective, depth[src][edge], edge, chunk, edges=edges)
+
+    def _inner(self, topology: Topology) -> int:
+        """Ranks per host.
+
+        Raises:
+            TopologyError: the network has no hosts, or hosts do not divide the ranks.
+        """
         inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
         if topology.num_ranks % inner:
             raise TopologyError(
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the "
                 f"{topology.num_ranks} of {topology}; give another inner="
             )
-        root = collective.root_of(collective.groups[0])
-        src, dst = self._tree(topology, inner, root)
-        depth = np.zeros(topology.num_ranks, np.int64)
-        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-            depth[v] = depth[u] + 1
-        order = np.argsort(depth[src], kind="stable")
-        edges = shortest_routes(topology, src[order], dst[order])
-        chunks = collective.chunks_per_shard
-        edge = np.repeat(np.arange(len(order)), chunks)
-        chunk = np.tile(np.arange(chunks), len(order))
-        return Schedule.from_sends(
-            topology, collective, depth[src][order][edge], edge, chunk, edges=edges
-        )
+        return inner
 
     def _tree(self, topology: Topology, inner: int, root: int) -> tuple[np.ndarray, np.ndarray]:
         """Sender and receiver of every send, in the order in which they arrive."""

@@ -28,11 +28,18 @@ from jaxcoll.progress import Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import BUCKET_BYTES, SOON, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.circles import SLOW, has_one_port, rail_slowness, ranks_below
+from jaxcoll.synth.building.circles import (
+    SLOW,
+    has_one_port,
+    leaves_of,
+    rail_slowness,
+    ranks_below,
+)
 from jaxcoll.synth.building.list_scheduling import LinkedSends, by_urgency, link_ticks
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.building.urgent_trees import most_urgent_first
 from jaxcoll.synth.routing.spread_routes import spread_routes
+from jaxcoll.synth.trees.leaf_stripes import trees_below
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -40,9 +47,9 @@ from jaxcoll.trees import TreeFlow
 _FEW_RANKS = 64
 # Numbers of pieces that the data are cut into. Few are tried: these show whether more pieces gain
 # anything. If ranks have a single link out, the sends are ordered one by one, which takes twice the
-# time, so that fewer pieces are tried.
+# time, so that fewer pieces are tried, and no more than lead to the most sends.
 _PIECES = (8, 128, 1024, 3072, 6144)
-_PIECES_BY_ONE_PORT = (8, 128, 512, 2048)
+_PIECES_BY_ONE_PORT, _MOST_BY_ONE_PORT = (8, 384, 1536, 4608), 3 * 2**19
 # The pieces of one index that are assumed when the degree is chosen; those of hosts of 8 ranks.
 _PIECES_OF_INDEX = 768
 _DEGREES = range(2, 17)
@@ -63,6 +70,9 @@ class StripedTrees(Synthesizer):
 
     In the root's host, the i-th rank gets the stripes of index i from the root. The root sends the
     stripes of its own index to only two ranks of its host, which pass them on to the others there.
+    Where each rank has one link, to one of several leaf switches, the ranks of a leaf are a host,
+    and there are as many trees of each stripe as the largest has ranks. There the root sends all
+    data once, and the ranks of every host share what it sends equally (``leaf_stripes``).
     An index with a rank whose links are slower than usual has no trees, and its ranks are leaves in
     those of the other indices.
 
@@ -99,7 +109,10 @@ class StripedTrees(Synthesizer):
         """Multiples of the number of trees."""
         inner, degree = self._shape(problem.topology)
         trees = degree * len(self._rails(problem.topology, inner))
-        numbers = _PIECES_BY_ONE_PORT if has_one_port(problem.topology) else _PIECES
+        numbers = _PIECES
+        if has_one_port(problem.topology):
+            most = max(_MOST_BY_ONE_PORT // problem.topology.num_ranks, _PIECES_BY_ONE_PORT[1])
+            numbers = tuple(pieces for pieces in _PIECES_BY_ONE_PORT if pieces <= most)
         return (tuple(sorted({trees * -(-pieces // trees) for pieces in numbers})),)
 
     def work(self, problem: Problem) -> float:
@@ -107,9 +120,11 @@ class StripedTrees(Synthesizer):
         topology, (inner, _) = problem.topology, self._shape(problem.topology)
         n = topology.num_ranks
         # The ways from rank 0 to the first rank of each host, and from it to one beside it.
-        there = np.append(np.arange(inner, n, inner), 1)
+        leaves = self._leaves(topology)
+        first = [ranks[0] for ranks in leaves] or np.arange(0, n, inner)
+        there = np.append(first[1:], 1)
         hops = shortest_routes(topology, np.zeros_like(there), there).hops
-        across = n // inner - 1
+        across = len(first) - 1
         crossed = hops[:-1].sum() + (n - 1 - across) * hops[-1]
         return max(1.0, float(crossed) / (n - 1) / 2) * problem.sends
 
@@ -150,14 +165,7 @@ class StripedTrees(Synthesizer):
         Raises:
             TopologyError: the ranks of a host do not divide all ranks.
         """
-        n, (inner, degree) = topology.num_ranks, self._shape(topology)
-        stripes = interior_disjoint(n // inner, degree)
-        of_ranks = _by_one_port if has_one_port(topology) else _of_ranks
-        parents = [
-            of_ranks(above, inner, rail, root, turn)
-            for turn, above in enumerate(stripes)
-            for rail in self._rails(topology, inner)
-        ]
+        n, parents = topology.num_ranks, self._parents(topology, root)
         if chunks is not None:
             parents = parents[:: len(parents) // math.gcd(chunks, len(parents))]
         src, dst = (np.concatenate(ends) for ends in zip(*map(_downwards, parents), strict=True))
@@ -179,9 +187,29 @@ class StripedTrees(Synthesizer):
         claims = {"k": count, "height": made.height}
         return dataclasses.replace(made, inverse=made.slowest_link(), certificate=claims)
 
+    def _parents(self, topology: Topology, root: int) -> list[np.ndarray]:
+        """The parent of each rank in every tree; -1 for the root."""
+        inner, degree = self._shape(topology)
+        leaves = self._leaves(topology)
+        if leaves:
+            stripes = interior_disjoint(len(leaves), degree)
+            return trees_below(leaves, stripes, inner, root, _slow_ranks(topology))
+        stripes = interior_disjoint(topology.num_ranks // inner, degree)
+        return [
+            _of_ranks(above, inner, rail, root, turn)
+            for turn, above in enumerate(stripes)
+            for rail in self._rails(topology, inner)
+        ]
+
+    def _leaves(self, topology: Topology) -> list[np.ndarray]:
+        """The ranks of each host if each has a single link out; else empty."""
+        if self.inner is None or not has_one_port(topology):
+            return leaves_of(topology)
+        return [*np.arange(topology.num_ranks).reshape(-1, self.inner)]
+
     def _rails(self, topology: Topology, inner: int) -> list[int]:
         """The indices that have trees: those without a slow rank, or all if none is without."""
-        if not 1 < inner < topology.num_ranks:
+        if not 1 < inner < topology.num_ranks or has_one_port(topology):
             return list(range(inner))
         is_slow = (rail_slowness(topology, inner) > SLOW).any(axis=0)
         fast = np.flatnonzero(~is_slow.reshape(-1, inner).any(axis=0))
@@ -190,11 +218,15 @@ class StripedTrees(Synthesizer):
         return fast.tolist() or list(range(inner))
 
     def _shape(self, topology: Topology) -> tuple[int, int]:
-        """Ranks per host, and the degree.
+        """Ranks per host, at most, and the degree.
 
         Raises:
             TopologyError: the ranks of a host do not divide all ranks.
         """
+        leaves = self._leaves(topology) if self.inner is None else []
+        if leaves:
+            inner = max(map(len, leaves))
+            return inner, self._degree(topology, inner, len(leaves), int(leaves[1][0]))
         try:
             inner = ranks_below(topology, self.name) if self.inner is None else self.inner
         except TopologyError:
@@ -204,10 +236,13 @@ class StripedTrees(Synthesizer):
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the "
                 f"{topology.num_ranks} of {topology}; give another inner="
             )
-        most = max(topology.num_ranks // inner - 1, 1)  # more trees would have no host inside
+        return inner, self._degree(topology, inner, topology.num_ranks // inner, inner)
+
+    def _degree(self, topology: Topology, inner: int, hosts: int, there: int) -> int:
+        most = max(hosts - 1, 1)  # more trees would have no host inside
         if self.degree is None and most > 1:
-            return inner, min(lowest_delay(topology, inner, self.nbytes), most)
-        return inner, min(self.degree or 1, most)
+            return min(lowest_delay(topology, inner, hosts, there, self.nbytes), most)
+        return min(self.degree or 1, most)
 
 
 def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> Schedule:
@@ -241,14 +276,17 @@ def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> 
     return found.with_provenance(Provenance(certificate={schedule.collective.kind: claims}))
 
 
-def lowest_delay(topology: Topology, inner: int, nbytes: float) -> int:
+def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes: float) -> int:
     """The degree with which the last piece arrives soonest.
 
     On its way down the piece crosses the network once per link of its tree, and at every inner host
     it leaves to one child after another. More children mean a longer wait at fewer hosts.
+
+    Args:
+        inner: ranks per host, at most.
+        there: a rank of another host than that of rank 0.
     """
-    hosts = topology.num_ranks // inner
-    route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, inner, np.int32)).path(0)
+    route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, there, np.int32)).path(0)
     links = np.asarray(route)
     seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES_OF_INDEX
     degrees = list(_DEGREES[: hosts - 1])
@@ -322,23 +360,14 @@ def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) ->
     return parent
 
 
-def _by_one_port(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
-    """The same where each rank has a single link out, over which the root sends all data once.
-
-    So the stripes of the root's own index go to another rank of its host, which passes them on to
-    the rest of the host and to the next host. These ranks take turns: each is inside one tree of
-    its own index, and has room for as much more as the root's index has data for each of them.
-    """
-    parent = _of_ranks(above, inner, rail, root, turn)
-    hosts = len(above)
-    first = (root // inner + np.arange(hosts)) % hosts * inner
-    if first[0] + rail == root and inner > 1:
-        others = first[0] + np.arange(inner)
-        others = np.roll(others[others != root], turn)
-        parent[others[0]] = root
-        parent[others[1:]] = others[:-1]
-        parent[first[np.flatnonzero(above == 0)] + rail] = others[0]
-    return parent
+def _slow_ranks(topology: Topology) -> np.ndarray:
+    """The ranks with a single link out whose link, either way, is slower than most, bool."""
+    n = topology.num_ranks
+    speed = np.full(n, np.inf)
+    for ends in (topology.src, topology.dst):
+        mine = ends < n
+        np.minimum.at(speed, ends[mine], topology.bandwidth[mine])
+    return speed * SLOW < np.median(speed)
 
 
 def _downwards(parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,15 @@ import pytest
 from jaxcoll.numerics.program import NOTHING_KNOWN, Status
 from tensorstate import Auto, PlanError, search
 from tensorstate.collective_costs import AlphaBetaCosts
-from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
+from tensorstate.deadline import (
+    LEAST_LIMIT_S,
+    LIMITED_S,
+    LIMITED_TIMES,
+    Budget,
+    OutOfTime,
+    check,
+    deadline_after,
+)
 from tensorstate.hardware import HARDWARE
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
@@ -25,6 +33,7 @@ from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.growing_program import GrowingProgram
 from tensorstate.solver.named import best_among
+from tensorstate.solver.refusal import least_live
 from tensorstate.solver.repair import repair
 from tensorstate.solver.reshard_constraints import ReshardConstraints
 from tests.tensorstate.solvers import options_of
@@ -68,6 +77,7 @@ def clock(monkeypatch):
         return dataclasses.replace(found, status=Status.LIMIT) if time_limit < 1.0 else found
 
     monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "process_time", clock)
     monkeypatch.setattr(ReshardConstraints, "add_group", add_group_in_time)
     monkeypatch.setattr(GrowingProgram, "solve", solve_in_time)
     return clock
@@ -130,6 +140,63 @@ def test_however_short_a_search_a_named_strategy_is_found(clock, mesh, memory_li
     options = {"memory_limit": limit, "solver": Auto(time_limit=3.0)}
     found = search(graph("twice"), mesh=mesh, network=network_of(mesh), hardware="H100", **options)
     assert found.cost.memory.peak <= limit
+
+
+@pytest.fixture
+def hard_clock(clock, monkeypatch):
+    """Programs with rows of memory take all of their time, or an hour, and find nothing."""
+    solve = GrowingProgram.solve
+
+    def solve_hard(self, *, time_limit=math.inf, **options):
+        if not len(self._is_lazy):
+            return solve(self, time_limit=time_limit, **options)
+        clock.add(min(3600.0, time_limit))
+        return NOTHING_KNOWN
+
+    monkeypatch.setattr(GrowingProgram, "solve", solve_hard)
+    return clock
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=len)
+@pytest.mark.parametrize("hardware", ["CPU", "H100"])
+@pytest.mark.in_every_run("CPU-2", "H100-2")
+def test_without_a_time_limit_all_stages_under_a_memory_limit_share_one(hard_clock, mesh, hardware):
+    """If nothing is found and nothing proved, the error says after how many seconds.
+
+    In a program of every share of the communication the stages begin again, with the rest of them.
+    """
+    asked = functools.partial(search, graph("twice"), mesh=mesh, network=network_of(mesh))
+    free = asked(hardware=hardware, memory_limit=math.inf)
+    question = question_of("twice", mesh)
+    limit = 1.1 * least_live(question.problem, question.candidates, question.options)
+    start = hard_clock.now
+    told = r"no plan was found that fits into .* in \d+ s: .*at least .*longer time_limit="
+    with pytest.raises(OutOfTime, match=told) as refused:
+        asked(hardware=hardware, memory_limit=limit)
+    assert len(str(refused.value)) <= 300
+    assert hard_clock.now - start <= 1.1 * LIMITED_S + (LIMITED_TIMES + 2) * free.result.seconds
+
+
+def test_a_budget_begins_with_the_first_stage_and_no_stage_has_more_than_its_part(clock):
+    budget = Budget(part=0.5)
+    clock.now = 100.0
+    assert (budget.end, budget.spent) == (math.inf, 0.0)
+    assert budget.until(0.1) == 100.0 + 0.5 * LIMITED_S
+    clock.now = 100.0 + 0.75 * LIMITED_S
+    assert budget.spent == 0.75
+    assert budget.until(1e3) == budget.end == 100.0 + LIMITED_S
+    larger = Budget()
+    assert larger.until(LIMITED_S) == clock.now + LIMITED_TIMES * LIMITED_S
+
+
+@pytest.mark.parametrize(("passed", "times"), [(0.0, 1.0), (1.0, 1.0), (3.0, 3.0), (99.0, 8.0)])
+def test_a_budget_is_longer_on_a_busy_machine(clock, monkeypatch, passed, times):
+    """By the seconds that pass for each CPU second; but not without end."""
+    worked = Clock()
+    monkeypatch.setattr(time, "process_time", worked)
+    budget = Budget()
+    clock.now, worked.now = passed, 1.0
+    assert budget.until(0.0) == clock.now + times * LIMITED_S
 
 
 def test_after_the_deadline_nothing_is_built_and_nothing_solved(monkeypatch):

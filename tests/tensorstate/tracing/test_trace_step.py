@@ -420,6 +420,65 @@ def test_features_of_nodes_are_data_and_frozen_weights_are_parameters():
     }  # fmt: skip
 
 
+def roles_of(graph):
+    return {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+
+
+def test_weights_of_examples_are_data():
+    """A mask has the rows of labels, and edges of a graph have others."""
+
+    def step(w, x, source, target, labels, mask):
+        def loss(w):
+            around = jax.ops.segment_sum((x @ w)[source], target, num_segments=len(x))
+            picked = jnp.take_along_axis(jax.nn.log_softmax(around), labels[:, None], 1)[:, 0]
+            return -(picked * mask).sum() / mask.sum()
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    indices = s(96, dtype=jnp.int32), s(96, dtype=jnp.int32), s(32, dtype=jnp.int32)
+    assert roles_of(trace(step, (s(8, 4), s(32, 8), *indices, s(32)))) == {
+        "w": "parameter", "x": "input", "source": "input", "target": "input", "labels": "input",
+        "mask": "input",
+    }  # fmt: skip
+
+
+def test_a_parameter_that_no_loss_reads_is_one():
+    """Its moments and an average of it are the optimizer's; the loss reads none of the three."""
+    adam = optax.adam(0.1)
+
+    def step(state, average, x):
+        def loss(params):
+            hidden = jnp.tanh(x @ params["layer"]["in"])
+            return (hidden @ params["layer"]["out"]).sum() + 0 * (x @ params["layer"]["none"])[0, 0]
+
+        gradients = jax.grad(loss)(state["params"])
+        updates, moments = adam.update(gradients, state["moments"])
+        params = optax.apply_updates(state["params"], updates)
+        average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params)
+        return {"params": params, "moments": moments}, average
+
+    params = {"layer": {"in": s(8, 8), "out": s(8, 4), "none": s(8, 4)}}
+    state = {"params": params, "moments": jax.eval_shape(adam.init, params)}
+    found = roles_of(trace(step, (state, params, s(16, 8))))
+    names = [name for name, role in found.items() if role == "parameter"]
+    assert names == [f"state/params/layer/{name}" for name in ("in", "none", "out")]
+
+
+def test_what_a_step_leaves_to_the_next_without_gradients_is_data():
+    """As the states of environments that a policy acts in, in a scan."""
+
+    def step(w, environment):
+        def acted(environment, _):
+            action = jnp.tanh(environment @ w)
+            return 0.9 * environment + 0.1 * action, environment
+
+        environment, seen = jax.lax.scan(acted, environment, length=4)
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(seen @ w).sum())(w), environment
+
+    found = roles_of(trace(step, (s(8, 8), s(16, 8))))
+    assert found == {"w": "parameter", "environment": "input"}
+
+
 def test_moments_of_a_critic_that_is_updated_first_are_the_optimizers():
     """The loss of the generator reads the new critic, so all of its update comes before a loss."""
     adam = optax.adam(0.1)
