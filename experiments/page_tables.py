@@ -132,21 +132,33 @@ def _scale() -> str:
 
 
 def _thousands(by_orbits: bool = False) -> str:
+    """A row for each network and collective, with a column for each size."""
     record = json.loads(THOUSANDS.read_text())
-    columns = ("/ bound", "CPU s", "GiB")
-    cells = []
+    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in record["rows"].values():
-        if row.get("by_orbits", False) != by_orbits:
-            continue
-        case = [row["network"], row["ranks"], row["collective"], row["size"]]
-        if "refused" in row:
-            cells.append([*case, f"- {row['refused']}", *[""] * len(columns)])
-        else:
-            figures = [f"{row[c]:.3f}" if c == "/ bound" else f"{row[c]:.2g}" for c in columns]
-            cells.append([*case, row["took"], *figures])
-    header = ["network", "ranks", "collective", "size", "synthesizer", *columns]
+        if row.get("by_orbits", False) == by_orbits:
+            case = row["network"], row["ranks"], row["collective"]
+            cases.setdefault(case, {})[row["size"]] = row
+    sizes = [
+        s for s in ("1 KiB", "1 MiB", "64 MiB", "1 GiB") if any(s in c for c in cases.values())
+    ]
+    cells = []
+    for case, by_size in cases.items():
+        rows = [by_size[size] for size in sizes if size in by_size]
+        done = [row for row in rows if "refused" not in row]
+        ratios = [_over_bound(by_size.get(size)) for size in sizes]
+        most = [f"{max((r[c] for r in done), default=0):.2g}" for c in ("CPU s", "GiB")]
+        took = ", ".join(dict.fromkeys(row["took"] for row in done))
+        cells.append([*case, *ratios, took, *(most if done else ("", ""))])
+    header = ["network", "ranks", "collective", *sizes, "synthesizers", "CPU s", "GiB"]
     machine = f"{record['machine']['cores']} cores, {record['machine']['cpu']}"
     return table(header, cells) + f"\nMeasured on {machine}.\n"
+
+
+def _over_bound(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return f"- {row['refused']}" if "refused" in row else f"{row['/ bound']:.3f}"
 
 
 # ---------------------------------------------------------------------- docs/when-it-pays.md

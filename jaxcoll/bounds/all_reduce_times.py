@@ -418,8 +418,7 @@ def departures(
     latency between hosts, and M is 1/8.
 
     Bytes of several groups add up, with N = 1 and without r. Backwards in time the copies give the
-    same bound. For k = 1 this is the meeting place's latency and, on top of it, one crossing of
-    every byte. On a torus, between little and much data, these are times of the linear program of
+    same bound. On a torus, between little and much data, these are times of the linear program of
     ``scripts/bench fluid``.
 
     Args:
@@ -432,46 +431,66 @@ def departures(
     places = latencies.meeting_places  # the same ones backwards in time
     groups = [list(group) for group in what.groups]
     for each in (latencies, latencies.transpose()):
-        topology = each.topology
-        ranks = part[: topology.num_ranks]
-        sending = ranks[[member for group in groups for member in group]]
-        is_between = part[topology.src] != part[topology.dst]
-        leaves = np.flatnonzero(is_between & np.isin(part[topology.src], sending))
-        late, room = np.zeros(1), topology.bandwidth[leaves].sum(keepdims=True)
-        ends = [LastMoments(0.0, 0.0)]
-        is_one = len([group for group in groups if len(group) > 1]) == 1
-        if is_one and 1 < len(np.unique(ranks)) < len(ranks):
-            members = np.asarray(max(groups, key=len))
-            late, room = _beginnings(each, leaves, members, part)
-            makers = np.append(ranks, part[list(topology.in_network.copying)])
-            makers = np.flatnonzero(is_between & np.isin(part[topology.src], makers))
-            ends = last_moments(each, makers, members, part)
+        ranks = part[: each.topology.num_ranks]
+        late, room, ends = _useful_times(each, groups, part)
         order = np.argsort(part, kind="stable")
         _, first = np.unique(part[order], return_index=True)
         # Parts are 0, 1, ...
         onward = np.minimum.reduceat(each.to_places(places)[order], first, axis=0)
         onward[part[places], np.arange(len(places))] = -np.inf  # sums that meet there may stay
-        far = each.to_some(places, np.arange(topology.num_ranks))
+        far = each.to_some(places, np.arange(len(ranks)))
         for rest, carried in ends:  # the seconds from m on, and what copies carry in these
-            moments = []
-            for members in groups:
-                with_members = np.unique(ranks[members])
-                to_go = onward[with_members] + np.maximum(far[:, members].max(axis=1), rest)
-                # For every meeting place the parts that need longest come first. Wherever sums
-                # meet, k parts need at least the least time of the k-th part over all places. The
-                # part of the place itself needs none, so there is one fewer.
-                moments.append((-np.sort(-to_go, axis=0)).min(axis=1)[: len(with_members) - 1])
+            moments = [
+                _to_go(onward[np.unique(ranks[group])], np.maximum(far[:, group].max(axis=1), rest))
+                for group in groups
+            ]
             least = -np.sort(-np.concatenate(moments))
             # Of k crossings of a byte, copies of the last moments carry as many for each k.
             missing = nbytes - carried / max(least.size, 1)
-            if not least.size or missing <= 0.0:
+            if missing <= 0.0 or not least.size:
                 continue
-            crossings = np.arange(1, least.size + 1)
-            times = least + least_times(room, late[None], crossings * missing)
+            times = least + least_times(room, late[None], missing * np.arange(1, least.size + 1))
             k = int(times.argmax())
             if times[k] > best:
                 best, count = float(times[k]), k + 1
     return best, count
+
+
+def _to_go(onward: np.ndarray, far: np.ndarray) -> np.ndarray:
+    """The least D of the first, second, ... part, wherever sums meet; float64 (parts - 1,).
+
+    Args:
+        onward: seconds from each part to each meeting place, float64 of shape (parts, places).
+        far: seconds from each meeting place to the end, float64 of shape (places,).
+    """
+    # For every place the parts that need longest come first; the k-th of them needs at least the
+    # least that a k-th needs. The part of the place itself needs none, so there is one fewer.
+    return (-np.sort(-(onward + far), axis=0)).min(axis=1)[:-1]
+
+
+def _useful_times(
+    latencies: Latencies, groups: Sequence[Sequence[int]], part: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[LastMoments]]:
+    """When links out of parts carry contributions: N from the start on, M towards the end.
+
+    Returns:
+        Moments and the bandwidth that is added at each, and ends of a run. For several groups, and
+        for parts of one rank, all bandwidth is there at once, and no end is special.
+    """
+    topology = latencies.topology
+    ranks = part[: topology.num_ranks]
+    sending = ranks[[member for group in groups for member in group]]
+    is_between = part[topology.src] != part[topology.dst]
+    leaves = np.flatnonzero(is_between & np.isin(part[topology.src], sending))
+    is_one = len([group for group in groups if len(group) > 1]) == 1
+    if not (is_one and 1 < len(np.unique(ranks)) < len(ranks)):
+        room = topology.bandwidth[leaves].sum(keepdims=True)
+        return np.zeros(1), room, [LastMoments(0.0, 0.0)]
+    members = np.asarray(max(groups, key=len))
+    makers = np.append(ranks, part[list(topology.in_network.copying)])
+    makers = np.flatnonzero(is_between & np.isin(part[topology.src], makers))
+    ends = last_moments(latencies, makers, members, part)
+    return *_beginnings(latencies, leaves, members, part), ends
 
 
 def _beginnings(

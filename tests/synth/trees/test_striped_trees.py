@@ -100,16 +100,20 @@ def test_a_reduce_takes_no_longer_than_its_broadcast(hosts, inner, data):
     assert seconds["reduce"] <= 1.03 * seconds["broadcast"]
 
 
-def test_of_much_data_on_rails_a_reduce_takes_no_longer_than_its_broadcast():
-    """In the order of the broadcast's run it took 1.024 times as long."""
-    topology = topologies.multi_rail(32, 8)
+@pytest.mark.parametrize(
+    ("topology", "most"),
+    [(topologies.multi_rail(32, 8), 1.01), (topologies.fat_tree(4, 4), 1.02)],
+    ids=["rails", "fat tree"],
+)
+def test_of_much_data_a_reduce_takes_no_longer_than_its_broadcast(topology, most):
+    """On rails it took 1.05 times as long in the order of the broadcast's run."""
     seconds = [
         simulate(
             synthesize(topology, kind, StripedTrees(nbytes=2**26, degree=3), chunks=960), 2**26
         ).time
         for kind in ("broadcast", "reduce")
     ]
-    assert seconds[1] <= 1.01 * seconds[0]
+    assert seconds[1] <= most * seconds[0]
 
 
 def test_the_default_tries_them_where_many_ranks_have_switches_between():
