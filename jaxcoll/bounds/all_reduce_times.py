@@ -92,7 +92,11 @@ class _Rows:
             self.found.update(zip(missing, rows, strict=True))
         if len(vertices) == 1:
             return self.found[int(vertices[0])][None]
-        return np.stack([self.found[v] for v in vertices.tolist()])
+        # There may be none, of which ``np.stack`` makes no rows.
+        found = np.empty((len(vertices), self.topology.num_vertices))
+        for row, v in enumerate(vertices.tolist()):
+            found[row] = self.found[v]
+        return found
 
     def nearest(self, vertices: np.ndarray) -> np.ndarray:
         """From the nearest of some vertices, float64 of shape (all vertices,)."""

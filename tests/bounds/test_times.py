@@ -110,6 +110,15 @@ def test_small_messages_are_bound_by_distance():
     assert bound(topology, "all_gather", 1).time == pytest.approx(found.time, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "all_gather", "all_reduce"])
+def test_one_slow_wire_among_a_thousand_ranks_leaves_no_links_to_ask_for(kind):
+    """No two ranks are equivalent, so that latencies are computed where bounds ask for them."""
+    network, switch = topologies.multi_rail(128, 8), 1024
+    slow = network.scaled({(512, switch): 0.2, (switch, 512): 0.2})
+    whole, found = bound(network, kind, 2**26).time, bound(slow, kind, 2**26).time
+    assert whole <= found <= 3 * whole
+
+
 def test_all_reduce_sends_every_byte_2n_minus_2_times():
     found = bound(topologies.hypercube(4), "all_reduce", 1e9)
     assert found.name == "traffic"

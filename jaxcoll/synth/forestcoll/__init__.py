@@ -24,6 +24,8 @@ import dataclasses
 import functools
 from typing import ClassVar, Self
 
+import numpy as np
+
 from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.cuts import AllReduceBound
 from jaxcoll.bounds.throughput import known_optimum
@@ -31,8 +33,9 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.progress import Report
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import (
     BUCKET_BYTES,
@@ -45,6 +48,7 @@ from jaxcoll.synth.building.base import (
     mean_hops,
 )
 from jaxcoll.synth.building.helpers import helped, sent_on
+from jaxcoll.synth.building.urgent_trees import most_urgent_first
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.synth.forestcoll.rates import numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import forest, known_forest
@@ -58,6 +62,10 @@ PHASES = ("separate", "joint")
 _FEW_RANKS = 64
 # Numbers of pieces of a tree of more ranks.
 _PIECES = (*DOUBLINGS, 512, 1024)
+
+# How much less urgent each piece is than the one before it, as a share of the time of one piece of
+# every tree. On tori with a slow link 0.5 to 2 led to equal times, and 0.1 to up to 5 % more.
+_PACE = 0.5
 
 # Finding the optimum takes about half a microsecond times the ranks times the links.
 _BOUNDED_FAST = 2**24
@@ -169,17 +177,8 @@ class ForestColl(Synthesizer):
             CollectiveError: groups, or chunks that k does not divide.
             TopologyError: switches that let out more or less than they let in; see ``fast``.
         """
-        weights = _weights(topology, collective)
-        n, links = topology.num_ranks, topology.num_links
-        if self.fast and n * links > _BOUNDED_FAST:
-            raise TopologyError(
-                f"forestcoll finds the optimum in seconds where ranks times links are up to "
-                f"{_BOUNDED_FAST}; {topology} has {n} ranks and {links} links; fast=False takes "
-                f"the time"
-            )
+        flow = self._flow(topology, collective)
         chunks = collective.chunks_per_shard
-        rates = rates_for_chunks(topology, weights, chunks, self.k)  # step 1
-        flow: TreeFlow = known_forest(rates, self.guess, self.fast)  # steps 2 to 4
 
         def in_pieces(count: int) -> Schedule:  # step 5
             return flow.to_schedule(count, order=self.order, collective=collective)
@@ -198,11 +197,24 @@ class ForestColl(Synthesizer):
             best, least, pieces = schedule, taken, 2 * pieces
         return best
 
+    def _flow(self, topology: Topology, collective: Collective) -> TreeFlow:
+        """The trees, by steps 1 to 4; errors as for ``solve``."""
+        weights = _weights(topology, collective)
+        n, links = topology.num_ranks, topology.num_links
+        if self.fast and n * links > _BOUNDED_FAST:
+            raise TopologyError(
+                f"forestcoll finds the optimum in seconds where ranks times links are up to "
+                f"{_BOUNDED_FAST}; {topology} has {n} ranks and {links} links; fast=False takes "
+                f"the time"
+            )
+        rates = rates_for_chunks(topology, weights, collective.chunks_per_shard, self.k)
+        return known_forest(rates, self.guess, self.fast)
+
     def solved(self, problem: Problem) -> Schedule:
         """The schedule; ranks outside a group forward for it, as switches do."""
         members = helped(problem)
         if members is None:
-            return super().solved(problem)
+            return self._by_urgency(problem) or super().solved(problem)
         try:
             found = super().solved(problem.among(members))
         except TopologyError as error:
@@ -210,6 +222,25 @@ class ForestColl(Synthesizer):
             raise TopologyError(f"{error} ({numbers})") from error
         nbytes = problem.nbytes or self.nbytes or BUCKET_BYTES
         return sent_on(found, members, problem.collective, nbytes)
+
+    def _by_urgency(self, problem: Problem) -> Schedule | None:
+        """A broadcast to many ranks whose trees share links, chunk by chunk; None if it is no such.
+
+        Where ranks wait for one another, order is not by link, and None is returned, too.
+        """
+        topology, collective = problem.topology, problem.collective
+        nbytes, kind = self._order_for(problem), collective.traits
+        is_whole = self.order == "stream" and self.pieces is None and self.nbytes is None
+        many = topology.num_ranks > _FEW_RANKS
+        if not (kind.has_root and kind.copies and is_whole and many) or nbytes is None:
+            return None
+        flow = self._flow(topology, collective)
+        link = flow.edges.path_link
+        crossings = np.repeat(np.bincount(flow.edge, minlength=len(flow.edges)), flow.edges.hops)
+        if np.bincount(link, crossings).max() <= 1:
+            return None
+        found = most_urgent_first(flow, collective, as_fraction(nbytes), _PACE)
+        return found.with_provenance(Provenance(certificate=dict(flow.certificate)))
 
     def joint_granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_reduce in joint phases are best a multiple of this.

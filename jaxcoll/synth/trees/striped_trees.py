@@ -22,7 +22,6 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.ragged import followers
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.progress import Report
@@ -36,12 +35,13 @@ from jaxcoll.synth.building.circles import (
     rail_slowness,
     ranks_below,
 )
-from jaxcoll.synth.building.list_scheduling import LinkedSends, by_urgency, link_ticks, remaining
+from jaxcoll.synth.building.list_scheduling import LinkedSends, by_urgency, link_ticks
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.building.urgent_trees import most_urgent_first
 from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.synth.trees.leaf_stripes import trees_below
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow, edge_before
+from jaxcoll.trees import TreeFlow
 
 # Up to this number of ranks the trees of ``ForestColl`` are low enough, and they fill links better.
 _FEW_RANKS = 64
@@ -139,7 +139,9 @@ class StripedTrees(Synthesizer):
         chunks = collective.chunks_per_shard
         flow = self.flow(topology, collective.root_of(collective.groups[0]), chunks)
         if has_one_port(topology):
-            return _most_urgent_first(flow, collective, as_fraction(self.nbytes))
+            # All sends of a rank share one link there. The stream of the trees serves all children
+            # in turn, and lets whole subtrees wait for leaves of the rank's own host.
+            return most_urgent_first(flow, collective, as_fraction(self.nbytes), _PACE)
         return flow.to_schedule(chunks // flow.k, collective=collective)
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
@@ -272,27 +274,6 @@ def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> 
     found = by_urgency(back.topology, collective, sends, -arrived[first + back.src], *ticks)
     claims = dict(schedule.provenance.certificate)
     return found.with_provenance(Provenance(certificate={schedule.collective.kind: claims}))
-
-
-def _most_urgent_first(flow: TreeFlow, collective: Collective, nbytes: Fraction) -> Schedule:
-    """A schedule of the trees; of the sends that wait for a link, the most urgent one goes first.
-
-    Urgency grows with the time, latencies included, in which a piece reaches the last rank below
-    its receiver. A later piece is a little less urgent. This order is for networks in
-    which all sends of a rank share one link. There, the stream of ``TreeFlow.to_schedule`` serves
-    all children in turn, and lets whole subtrees wait for leaves of the rank's own host.
-    """
-    topology, many = flow.topology, collective.chunks_per_shard // flow.k
-    # A row per tree edge and piece.
-    edge, piece = np.repeat(flow.edge, many), np.tile(np.arange(many), len(flow.edge))
-    above = np.repeat(edge_before(flow), many)
-    before = np.where(above < 0, -1, above * many + piece)
-    chunk = np.repeat(np.arange(flow.k), (topology.num_ranks - 1) * many) * many + piece
-    busy, delay = link_ticks(topology, collective, nbytes, int(flow.edges.hops[edge].sum()))
-    sends = LinkedSends(flow.edges, edge, chunk, np.zeros(len(edge), bool), *followers(before))
-    turn = round(_PACE * float((np.asarray(flow.load) * busy).max()))
-    urgency = piece * turn - remaining(sends, delay)
-    return by_urgency(topology, collective, sends, urgency, busy, delay)
 
 
 def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes: float) -> int:
