@@ -479,7 +479,7 @@ def _useful_times(
 
     Returns:
         Moments and the bandwidth that is added at each, and ends of a run. For several groups, and
-        for parts of one rank, all bandwidth is there at once, and no end is special.
+        for parts of one rank, all bandwidth counts from the start, and no end is special.
     """
     topology = latencies.topology
     ranks = part[: topology.num_ranks]
