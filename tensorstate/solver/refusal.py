@@ -45,8 +45,11 @@ def refuse_below_least(
     if arguments > limit:
         more = math.ceil(devices * arguments / limit)
         remedy = f", or {more} devices or more" if _may_fit_on(problem, more, limit) else ""
-        everything = [strategies.all for strategies in problem.strategies]
-        free = sum(_least_bytes(problem, everything, options)[0].values())
+        free = sum(
+            _input_bytes(problem, group, problem.strategies[group.class_id].all)
+            for group in problem.tensor_groups
+            if group.is_input
+        )
         if free < arguments:  # more devices do not shard inputs that pins keep whole
             remedy = f", or without pin= and forbid= the arguments take {bytes_text(free)}"
         before = (

@@ -165,6 +165,11 @@ class Problem:
         """The same problem for another collective of the same ranks."""
         return dataclasses.replace(self, collective=collective)
 
+    def backwards(self) -> Problem:
+        """The dual problem, on the network with every link reversed."""
+        dual = self.of(self.collective.dual())
+        return dataclasses.replace(dual, topology=self.topology.transpose())
+
     def with_chunks(self, count: int) -> Problem:
         """The same problem with a number of chunks per shard, which is no longer open."""
         collective = dataclasses.replace(self.collective, chunks_per_shard=count)
@@ -401,10 +406,7 @@ class Synthesizer(abc.ABC):
         if any(self.solves(phase) for phase in kind.phase_names):
             return self.two_phases(problem)
         if kind.dual is not None and self.solves(kind.dual.name):
-            backwards = dataclasses.replace(
-                problem.of(problem.collective.dual()), topology=problem.topology.transpose()
-            )
-            dual = self.solved(backwards)
+            dual = self.solved(problem.backwards())
             return derive(dual, kind.name, self._order_for(problem))
         if self._leaves_out(kind):
             return for_some(self.answer(_for_all(problem), None), problem.collective)

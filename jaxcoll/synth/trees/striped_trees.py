@@ -150,10 +150,8 @@ class StripedTrees(Synthesizer):
         few = problem.topology.num_ranks <= _FEW_RANKS
         if few or order is None or not (kind.has_root and kind.adds):
             return super().answer(problem, report)
-        backwards = dataclasses.replace(
-            problem.of(problem.collective.dual()), topology=problem.topology.transpose()
-        )
-        return _backwards(self.solved(backwards), problem.collective, as_fraction(order))
+        dual = self.solved(problem.backwards())
+        return _backwards(dual, problem.collective, as_fraction(order))
 
     def flow(self, topology: Topology, root: int, chunks: int | None = None) -> TreeFlow:
         """The trees of a root, each with the same part of the data.
