@@ -5,8 +5,8 @@ XLA's common-subexpression elimination would reuse the first result. On accelera
 the forward pass depend on its end only, so that they overlap with compute, and each bucket is
 gathered or reduced as one. XLA on CPU overlaps nothing and starts every operator as early as
 possible, however much memory that takes. So on CPU products depend on each other in order, gathers
-wait until their result is read, and the reductions and transposes of the backward pass are
-materialized in it.
+wait until their result is read, the reductions and transposes of the backward pass are materialized
+in it, and what reductions read is computed late (``fused_results``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tensorstate.execution.early_updates import (
     is_gradient_scatter,
     last_results,
 )
+from tensorstate.execution.fused_results import fused_with_reductions, recomputed_results
 from tensorstate.execution.microbatch_loop import (
     Copies,
     ExecutionOrder,
@@ -125,6 +126,9 @@ class LocalExecutor:
         self.on_host: dict[int, jax.Array] = {}  # copies for the backward pass
         self.leaving: list[int] = []  # of these, those that may be on their way
         self.mirrored = MirroredReads(self.graph, table.reruns)
+        none = frozenset[int]()
+        self.recomputed = none if overlap else recomputed_results(table)
+        self.fused = none if overlap else fused_with_reductions(self.graph)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # It advances at matrix products and at the end of the forward pass.
@@ -396,7 +400,8 @@ class LocalExecutor:
         if tensor not in self.after_forward:
             reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
-            if tensor not in self.inputs and keeping.reruns:
+            is_again = keeping.reruns or tensor in self.recomputed
+            if tensor not in self.inputs and is_again:
                 self.execute(self.graph.operators[producer or 0], in_forward=False, again=True)
                 return self.after_forward[tensor]
             copies, steps = dict(self.in_forward[tensor]), ()
@@ -575,12 +580,14 @@ class LocalExecutor:
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
         if self._widens(operator) or self._is_reordered(operator, tensor):
             return True
+        if operator.index in self.fused and self._is_repeated(operator, tensor):
+            return True
         if not again and region is None:
             return False
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
-        return not (same or self.table.reruns(producer))
+        return not (same or self.table.reruns(producer) or tensor in self.recomputed)
 
     def _widens(self, operator: Operator) -> bool:
         """Whether an operator on CPU reads only arguments and makes more bytes (casts of int8).
@@ -594,6 +601,11 @@ class LocalExecutor:
         made = sum(tensors[use.tensor].nbytes for use in operator.results)
         of_arguments = all(each.producer is None for each in read)
         return of_arguments and made > sum(each.nbytes for each in read)
+
+    def _is_repeated(self, operator: Operator, tensor: int) -> bool:
+        """Whether an operand is repeated to the size of the results."""
+        tensors = self.graph.tensors
+        return tensors[tensor].size < max(tensors[use.tensor].size for use in operator.results)
 
     def _is_reordered(self, operator: Operator, tensor: int) -> bool:
         """Whether XLA on CPU copies an operand into another order, which it may do at any time."""
