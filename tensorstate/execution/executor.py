@@ -131,7 +131,7 @@ class LocalExecutor:
         self.fused = none if overlap else fused_with_reductions(self.graph)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
-        # It advances at matrix products and at the end of the forward pass.
+        # It advances at matrix products, on CPU at scatters, and at the end of the forward pass.
         self.order = ExecutionOrder()
         # The event after which all copies of a tensor in a pass are available; 0 if unknown.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
@@ -506,9 +506,21 @@ class LocalExecutor:
             made = [*map(materialize, made)]
         for use, x in zip(operator.results, made, strict=True):
             self.write(use.tensor, x, ready_at, in_forward)
+        if operator.kind == "scatter" and not self.overlap:
+            self.await_scatter(operator.results[0].tensor, in_forward)
         if not in_forward and operator.phase != "optimizer":
             for tensor in self.inputs.keys() & tensors:
                 self._results_that_read[tensor].append(made[0])
+
+    def await_scatter(self, tensor: int, in_forward: bool) -> None:
+        """Make what follows wait until the result of a scatter has been reduced.
+
+        Every device scatters into all rows of a sum. XLA would scatter several such sums at once,
+        each into a copy of the same zeros, and gather meanwhile what later products read.
+        """
+        placements, x = [*self.read_all(tensor, in_forward).items()][-1]
+        self.order.advance(x, placements)
+        self.ready_at[tensor, in_forward] = self.order.num_events
 
     def update_before(self, operator: Operator) -> list[jax.Array]:
         """Run the updates that precede a scatter of a gradient on CPU, and return their tokens."""
