@@ -329,6 +329,7 @@ UNSEEN: dict[str, Unseen] = {
     "convolve": training(convolved),
     "sort": training(sorted_rows),
     "top_k": training(top),
+    "approx_max_k": through(lambda y: y * (y >= lax.approx_max_k(y, 4)[0].min(-1, keepdims=True))),
     "associative_scan": training(prefix),
     "resize": training(resized),
     "dot_product_attention": training(attention),
