@@ -485,6 +485,24 @@ def test_what_was_left_out_is_told_where_the_answer_is_far_from_the_bound():
         left_out(large, 1, work=2**30).certified()  # the limit is the user's
 
 
+@pytest.mark.parametrize(
+    ("side", "too_much", "far", "is_tried"),
+    [(12, 1.9, 1.3, True), (12, 2.1, 1.3, False), (12, 1.9, 1.2, False), (8, 1.9, 1.3, False)],
+)
+def test_far_from_the_bound_one_more_is_tried_with_twice_the_work(side, too_much, far, is_tried):
+    network = torus(side, side)
+    problem = Problem(network, Collective("all_to_all", network.num_ranks), any_chunks=True)
+    race, climbs = _Race(Portfolio(), problem, None), []
+    race.run(_Climb(Direct(), (1,)))
+    race.goal = race.seconds / far
+    for maker, more in ((MinCongestion(), too_much), (MinCongestion(power=0), too_much + 0.01)):
+        race.works[maker, 1], race.refused[maker, 1] = more * race.work, ""
+        climbs.append(_Climb(maker, (1,)))
+    race.finish(climbs)
+    tried = [row["candidate"] for row in race.table if "time" in row]
+    assert tried == [repr(Direct())] + [repr(MinCongestion())] * is_tried
+
+
 def test_what_takes_long_is_not_tried_where_little_is_left_to_gain():
     race, climb = left_out(torus(12, 12), 2**30), _Climb(Swing(), (1,))
     race.goal = race.seconds / 1.04

@@ -495,7 +495,8 @@ def rail_slowness(topology: Topology, inner: int) -> np.ndarray:
 
     Returns:
         float64 of shape (2, ranks): sending along the rail; and receiving from it and passing
-        everything on to the other ranks of the host, whichever takes longer.
+        everything on to the other ranks of the host, whichever takes longer. Infinite where a rank
+        has no link of its own to the rail, or none from it.
     """
     n, rank = topology.num_ranks, np.arange(topology.num_ranks)
     behind, beside = (rank - inner) % n, rank // inner * inner + (rank + 1) % inner
@@ -505,7 +506,14 @@ def rail_slowness(topology: Topology, inner: int) -> np.ndarray:
     out[behind] = 1 / speed[along.first_link]
     passed_on = (inner - 1) / speed[within.first_link]
     usual = max(np.median(each) for each in (out, inwards, passed_on))
-    return np.stack([out, np.maximum(inwards, passed_on)]) / usual
+    slowness = np.stack([out, np.maximum(inwards, passed_on)]) / usual
+    # A rank without a link to its rail takes the link of another rank, which is as fast, and has
+    # the data of two ranks then. That is where the ways to the next host and to the one after it
+    # both have more hops than most. Between two hosts only one way is known, and both ends count.
+    far = shortest_routes(topology, (rank - 2 * inner) % n if n > 2 * inner else behind, rank).hops
+    longer = [hops > np.median(hops) for hops in (along.hops, far)]
+    leaves = np.roll(longer[0], -inner) & np.roll(longer[1], -2 * inner)
+    return np.where([leaves, longer[0] & longer[1]], np.inf, slowness)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,10 +10,17 @@ import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import topologies
-from jaxcoll.synth.building.circles import circles_of, host_chains, host_circles, link_circles
+from jaxcoll.synth.building.circles import (
+    circles_of,
+    host_chains,
+    host_circles,
+    link_circles,
+    rail_slowness,
+)
 from jaxcoll.topology import Topology
 from tests import strategies
 
@@ -155,3 +162,25 @@ def test_chains_follow_links_inside_a_host():
     assert [chain[0] for chain in chains] == list(range(16))
     assert all(pair in joined for chain in chains for pair in itertools.pairwise(chain))
     assert host_chains(topologies.dgx_a100(2), 8)[3] == (3, 4, 5, 6, 7, 0, 1, 2)
+
+
+def _of_eight(hosts: int) -> Topology:
+    return topologies.multi_rail(hosts, 8)
+
+
+@given(
+    make=st.sampled_from([topologies.dgx_h100, topologies.dgx_a100, _of_eight]),
+    hosts=st.integers(3, 6),
+    data=st.data(),
+)
+def test_a_rank_that_lost_its_link_to_or_from_the_rail_has_none_there(make, hosts, data):
+    whole = make(hosts)
+    at = data.draw(st.integers(0, whole.num_ranks - 1))
+    ways = data.draw(st.sampled_from([(0,), (1,), (0, 1)]))  # out, in
+    links = np.flatnonzero(whole.src == at)
+    switch = int(whole.dst[links[whole.bandwidth[links].argmin()]])
+    lost = whole.without(links=[[(at, switch), (switch, at)][way] for way in ways])
+    expected = np.zeros((2, whole.num_ranks), bool)
+    expected[list(ways), at] = True
+    assert np.array_equal(np.isinf(rail_slowness(lost, 8)), expected)
+    assert not np.isinf(rail_slowness(whole, 8)).any()

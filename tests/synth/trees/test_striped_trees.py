@@ -130,9 +130,18 @@ def test_bad_input_is_refused():
         StripedTrees(degree=0)
 
 
-@pytest.mark.parametrize("link", [(3, 259), (259, 3), (3, 264)], ids=["NIC", "NIC in", "NVLink"])
-def test_a_slow_rank_is_a_leaf_of_all_trees(link):
-    slow = topologies.multi_rail(32, 8).scaled({link: 0.2})
+_RAILS = topologies.multi_rail(32, 8)
+_SLOW = {
+    "NIC": _RAILS.scaled({(3, 259): 0.2}),
+    "NIC in": _RAILS.scaled({(259, 3): 0.2}),
+    "NVLink": _RAILS.scaled({(3, 264): 0.2}),
+    "no NIC": _RAILS.without(links=[(3, 259), (259, 3)]),
+    "no NIC in": _RAILS.without(links=[(259, 3)]),
+}
+
+
+@pytest.mark.parametrize("slow", _SLOW.values(), ids=_SLOW)
+def test_a_rank_with_a_slow_or_lost_link_is_a_leaf_of_all_trees(slow):
     schedule = synthesize(slow, "broadcast", StripedTrees(degree=2), chunks=14 * 128)
     assert 3 not in schedule.src
     # Within trees it would hold them up for more than three times as long.
