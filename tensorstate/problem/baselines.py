@@ -29,10 +29,11 @@ from collections.abc import Mapping, Sequence
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Graph, Role
+from tensorstate.ir.graph import Graph, Role, Tensor
 from tensorstate.ir.placements import REPLICATED, RingStrategy
 from tensorstate.problem.node_strategies import Strategy
 from tensorstate.problem.problem import Problem
+from tensorstate.tracing.roles import DRAWING
 
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
@@ -58,12 +59,54 @@ class Baselines:
     def batch(self) -> frozenset[int]:
         """Factors of the first position of the batch's tensors.
 
-        Factors that ring attention shards are left out: for a batch of one example, the first
-        factor is the sequence. So are those of parameters, if any other is left: the members of an
-        ensemble are not examples, even if each counts its steps.
+        Inputs that the step updates, as a queue of keys, are counted only if no other input has
+        examples. Factors that ring attention shards are left out: for a batch of one example, the
+        first factor is the sequence. So are those of parameters, if any other is left: the members
+        of an ensemble are not examples, even if each counts its steps. Examples that the step
+        draws are added.
         """
-        first = frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
-        return first - self.of_parameters or first
+        updated = {
+            self.graph.inputs[o.updates] for o in self.graph.outputs if o.updates is not None
+        }
+        given = frozenset(
+            tensor.dims[0]
+            for tensor in self._inputs()
+            if tensor.dims and tensor.index not in updated
+        )
+        if given.isdisjoint(self._of_products):
+            given = frozenset(tensor.dims[0] for tensor in self._inputs() if tensor.dims)
+        given -= self._ring_places
+        given = given - self.of_parameters or given
+        return given | self._drawn(given)
+
+    def _drawn(self, batch: frozenset[int]) -> frozenset[int]:
+        """The first factors of examples that the step draws: from a buffer, or as noise.
+
+        Parameters multiply them, and they have no factor of the batch.
+        """
+        graph, drawn, found = self.graph, set[int](), set[int]()
+        others = batch | self.of_parameters
+        for operator in graph.operators:
+            operands = [use.tensor for use in operator.operands]
+            if operator.primitive in DRAWING or not drawn.isdisjoint(operands):
+                drawn.update(use.tensor for use in operator.results)
+            if operator.kind not in ("einsum", "window") or operator.phase != "forward":
+                continue
+            if any(is_parameter(graph, tensor) for tensor in operands):
+                rows = (graph.tensors[tensor].dims for tensor in operands if tensor in drawn)
+                found |= {dims[0] for dims in rows if dims and batch.isdisjoint(dims)} - others
+        return frozenset(found)
+
+    @functools.cached_property
+    def _of_products(self) -> frozenset[int]:
+        """Factors of the results of the forward pass's products."""
+        return frozenset(
+            factor
+            for operator in self.graph.operators
+            if operator.kind in ("einsum", "window") and operator.phase == "forward"
+            for use in operator.results
+            for factor in self.graph.tensors[use.tensor].dims
+        )
 
     @functools.cached_property
     def of_parameters(self) -> frozenset[int]:
@@ -80,7 +123,8 @@ class Baselines:
         shards, or of scores, which have one factor twice. They do not include features, which
         weights have, too: for an input [examples, features] a product with weights sums over them.
         """
-        factors = {dims[1] for dims in self._inputs() if len(dims) == 2} | self._ring_places
+        matrices = (tensor.dims for tensor in self._inputs() if len(tensor.dims) == 2)
+        factors = {dims[1] for dims in matrices} | self._ring_places
         for operator in self.graph.operators:
             is_product = operator.phase == "forward" and operator.kind == "einsum"
             if is_product and not any(
@@ -115,9 +159,9 @@ class Baselines:
             self.graph.tensors[use.tensor].dims[use.labels.index(label)] for use, label in queries
         )
 
-    def _inputs(self) -> list[tuple[int, ...]]:
+    def _inputs(self) -> list[Tensor]:
         tensors = (self.graph.tensors[i] for i in self.graph.inputs)
-        return [tensor.dims for tensor in tensors if tensor.role == "input"]
+        return [tensor for tensor in tensors if tensor.role == "input"]
 
     @functools.cached_property
     def residual_stream_factors(self) -> frozenset[int]:

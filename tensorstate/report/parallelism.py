@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter, parameter_of
@@ -23,10 +24,15 @@ from tensorstate.report.units import size
 # A name applies if at least this share of the FLOPs or bytes follows it. The search decides for
 # every tensor alone, so few plans follow one name everywhere.
 MIN_SHARE = 0.5
+# Instead of ``MIN_SHARE``: if the batch is sharded in most products, a vocabulary or an MLP that is
+# sharded in another way still deserves a name.
+LEAST_INNER = 0.1
 
 
 # The name for an axis that shards some tensors, but no product of the forward pass.
 UNNAMED = "some tensors sharded"
+# For an axis that shards what products make new, of weights that all devices have.
+FEATURES = "features sharded"
 # For an axis along which devices have members of an ensemble, which meet only in their mean.
 MEMBERS = "ensemble parallel"
 
@@ -67,6 +73,8 @@ class _KeptWhole:
             return self._none("parameter") and self._all("optimizer") and self._is_by_batch()
         if name.startswith("ZeRO"):
             return self._all("parameter", "optimizer") and self._is_by_batch()
+        if name == FEATURES:
+            return self._none("parameter") and not self._is_any_by_batch()
         if name.startswith("Megatron"):
             return self._all("parameter", least_dims=2) and not self._is_any_by_batch()
         if name.startswith("context"):
@@ -202,12 +210,52 @@ def _parallelisms(
     inner = sum(
         flops for factor, flops in flops_of.items() if factor is not None and factor not in named
     )
-    # A tenth instead of MIN_SHARE: if the batch is sharded in most products, a vocabulary or an MLP
-    # that is sharded in another way still deserves a name.
-    if total and inner >= 0.1 * total:
-        spread = _is_sequence_parallel(problem, decisions, baselines, axis)
-        names.append("Megatron with sequence parallelism" if spread else "Megatron")
+    of_weights = _SharesOfWeights(problem, decisions, cost, axis)
+    if total and inner >= LEAST_INNER * total:
+        if of_weights.sharded < (LEAST_INNER if names else MIN_SHARE):
+            names.append(FEATURES)
+        else:
+            spread = _is_sequence_parallel(problem, decisions, baselines, axis)
+            names.append("Megatron with sequence parallelism" if spread else "Megatron")
+    elif names:
+        others = baselines.batch | (experts if "expert" in names[-1] else frozenset())
+        others |= members if MEMBERS in names else frozenset()
+        if of_weights.kept_sharded(others) >= MIN_SHARE:
+            # Of modes or embeddings, which take more memory than arithmetic.
+            names.append("Megatron")
     return names
+
+
+class _SharesOfWeights:
+    """The shares of the parameters' bytes that an axis shards; 1 without parameters."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost, axis: int):
+        self.problem, self.decisions, self.cost, self.axis = problem, decisions, cost, axis
+
+    @property
+    def sharded(self) -> float:
+        """Of all that it shards."""
+        return self._share(lambda tensor, placement: placement >= 0)
+
+    def kept_sharded(self, but: frozenset[int]) -> float:
+        """Of those that are not gathered along it, by factors other than these."""
+        within = _used_as_sharded(self.problem, self.decisions, self.cost, self.axis)
+        return self._share(
+            lambda tensor, placement: (
+                placement >= 0 and tensor.dims in within and tensor.dims[placement] not in but
+            )
+        )
+
+    def _share(self, counts: Callable[[Tensor, int], bool]) -> float:
+        counted, total = 0, 0
+        for class_id, strategy in enumerate(self.decisions.strategies):
+            number = self.problem.node(class_id).tensor
+            if number is not None and self.problem.graph.tensors[number].role == "parameter":
+                tensor = self.problem.graph.tensors[number]
+                nbytes = self.problem.multiplicity(class_id) * tensor.nbytes
+                total += nbytes
+                counted += nbytes * counts(tensor, strategy[self.axis])
+        return counted / total if total else 1.0
 
 
 def _share(flops_of: Mapping[int | None, float], factors: frozenset[int]) -> float:
@@ -418,6 +466,7 @@ _HAS = {
     "context parallel": "a part of the sequence",
     "context parallel (ring attention)": "a part of the sequence, keys and values going round",
     "ring attention": "a part of the queries, keys and values going round",
+    FEATURES: "all parameters and a part of the features of each product",
     UNNAMED: "shards of some tensors",
     MEMBERS: "a part of the members of an ensemble, with their weights",
     "expert parallel": "a part of the experts",

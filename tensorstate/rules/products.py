@@ -261,7 +261,10 @@ REDUCE_OPS: dict[str, Reduce | None] = {
     "argmax": None,
     "argmin": None,
 }
-SCAN_OPS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k")
+SCAN_OPS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort")
+TOP_OPS = ("top_k", "approx_top_k")
+# The parameter that names the dimension, where it is not "axis".
+AXIS_OF = {"sort": "dimension", "approx_top_k": "reduction_dimension"}
 
 
 def _reduction(name: str, reduce_op: Reduce | None) -> Callable[..., ShardingRule]:
@@ -297,12 +300,12 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
         # A sharded ``cumsum`` would need the totals of all devices before it, and a sharded
         # ``sort`` the rows of all devices.
         rank = len(arguments[0].shape)
-        axis = params["dimension" if name == "sort" else "axis"] % rank
+        axis = params[AXIS_OF.get(name, "axis")] % rank
         labels = tuple(range(rank))
-        shortened = arguments[0].shape[axis] != results[0].shape[axis]  # only in ``top_k``
+        shortened = arguments[0].shape[axis] != results[0].shape[axis]  # only in ``TOP_OPS``
         kept = tuple(rank if i == axis and shortened else i for i in labels)
         return ShardingRule(
-            "reduction" if name == "top_k" else "opaque",
+            "reduction" if name in TOP_OPS else "opaque",
             tuple(labels for _ in arguments),
             tuple(kept for _ in results),
             linear=LINEAR_IN_FIRST if name == "cumsum" else (),
@@ -315,5 +318,5 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
 
 REDUCTIONS: dict[str, PrimitiveRule] = {
     **{name: PrimitiveRule(_reduction(name, op)) for name, op in REDUCE_OPS.items()},
-    **{name: PrimitiveRule(_cumulative_rule(name)) for name in SCAN_OPS},
+    **{name: PrimitiveRule(_cumulative_rule(name)) for name in (*SCAN_OPS, *TOP_OPS)},
 }

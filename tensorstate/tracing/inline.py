@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcoll import jax_internals
@@ -395,13 +396,31 @@ class _Inliner:
         fixed = inputs[: loop.num_condition_consts], inputs[loop.num_condition_consts : first_carry]
         boundary = self.boundary(place, None, False)
         carried = boundary.carry_in(inputs[first_carry:])
-        results = []
-        for (jaxpr, constants), given in zip((loop.condition, loop.body), fixed, strict=True):
+
+        def inside(part, given: Sequence[FlatAtom]) -> Sequence[FlatAtom]:
+            jaxpr, constants = part
             closed = [self.add_closure_constant(c) for c in constants]
-            results.append(self.run(jaxpr, closed, [*given, *carried], boundary.inside))
-            if len(results) == 1:
-                boundary.condition(*results[0])
-        return [*map(boundary.carry_out, carried, results[1])]
+            return self.run(jaxpr, closed, [*given, *carried], boundary.inside)
+
+        (holds,) = inside(loop.condition, fixed[0])
+        if not holds.shape:
+            boundary.condition(holds)
+            return [*map(boundary.carry_out, carried, inside(loop.body, fixed[1]))]
+        # Under ``jax.vmap`` the loops of all examples run until the last one ends, and the carry of
+        # an example stays as it is once its own condition no longer holds.
+        boundary.condition(*self.traced(jnp.any, [holds], boundary.inside))
+        chosen = [
+            self.traced(_where, [holds, after, before], boundary.inside)[0]
+            for after, before in zip(inside(loop.body, fixed[1]), carried, strict=True)
+        ]
+        return [*map(boundary.carry_out, carried, chosen)]
+
+    def traced(self, function, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
+        """Append the equations of a function of JAX."""
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+        jaxpr, constants = jax_internals.parts_of(jax.make_jaxpr(function)(*shapes))
+        closed = [self.add_closure_constant(c) for c in constants]
+        return self.run(jaxpr, closed, inputs, place)
 
     def unroll(self, eqn, loop: jax_internals.Loop, operands, place: Scope) -> Sequence[FlatAtom]:
         """Append all iterations of a scan, one after the other."""
@@ -470,6 +489,12 @@ class _Inliner:
         out = FlatVar(tuple(aval.shape), aval.dtype, unstacked=None if axis else tuple(rows))
         self.append(*jax_internals.concatenating(axis), parts, [out], place)
         return out
+
+
+def _where(holds, after, before):
+    """The elements after an iteration where a condition of the leading dimensions holds."""
+    along = jax.lax.broadcast_in_dim(holds, after.shape, range(holds.ndim))
+    return jax.lax.select(along, after, before)
 
 
 def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:

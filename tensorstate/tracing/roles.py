@@ -61,7 +61,7 @@ def roles(
         assigned[index] = "parameter"
     for index in _carried_data(parts, phase_of, updates, assigned):
         assigned[index] = "input"
-    for index in _frozen(parts, phase_of, assigned, consumers):
+    for index in set(_frozen(parts, phase_of, assigned, consumers)) - updated:
         assigned[index] = "parameter"
     for output, updated_input in updates.items():
         result = parts.outputs[output].tensor
@@ -96,8 +96,12 @@ def _moments_before_a_loss(
             read_otherwise |= read
         else:
             read_otherwise |= {t for t in read if sizes != {tensors[t].dims}}
+    # JAX computes what no iteration of a scan changes before it, as the half of a weight, and then
+    # without a phase. Unlike a new value of the critic it does not depend on gradients.
     for operator in reversed(operators):
-        if operator.primitive in _CASTS and any(u.tensor in in_model for u in operator.results):
+        results = {use.tensor for use in operator.results}
+        is_before = operator.kind == "elementwise" and results.isdisjoint(of_gradients)
+        if (is_before or operator.primitive in _CASTS) and not results.isdisjoint(in_model):
             in_model.update(use.tensor for use in operator.operands)
     return [
         tensor
@@ -123,22 +127,57 @@ def _carried_data(
     updates: Mapping[int, int],
     assigned: Sequence[Role],
 ) -> list[int]:
-    """The inputs that a step updates without gradients, and of which parameters multiply the rows.
+    """The inputs that a step updates without gradients and leaves to the next one as data.
 
-    These are data that one step leaves to the next, as the states of simulated environments.
+    Parameters multiply their rows, as those of the states of simulated environments; or they have
+    the batch, as the states of a recurrent network; or rows of them are overwritten, as of a
+    replay buffer or of a queue of keys. An average of parameters or of activations is none of
+    these.
     """
     of_gradients = _of_gradients(parts.operators)
     carried = {
-        tensor
+        tensor: result
         for output, tensor in updates.items()
-        if assigned[tensor] == "parameter" and parts.outputs[output].tensor not in of_gradients
+        if assigned[tensor] in ("parameter", "optimizer")
+        and (result := parts.outputs[output].tensor) not in of_gradients
     }
     if not carried or not of_gradients:
         return []
     without: list[Role] = [*assigned]
     for tensor in carried:
         without[tensor] = "input"
-    return sorted(carried & _multiplied(parts, phase_of, without))
+    tensors, multiplied = parts.tensors, _multiplied(parts, phase_of, without)
+    trained = {f for i, role in enumerate(without) if role == "parameter" for f in tensors[i].dims}
+    given = {i for i, role in enumerate(without) if role == "input"} - set(updates.values())
+    labels = {i for i in given if tensors[i].dims and not _may_be_weight(tensors[i].dtype)}
+    batch = {tensors[i].dims[0] for i in labels | given & multiplied} - trained
+    return sorted(
+        i
+        for i, result in carried.items()
+        if i in multiplied or batch & {*tensors[i].dims} or _is_overwritten(parts, result, i)
+    )
+
+
+# What puts rows where others were, beside ``_CASTS``; no average is among them.
+_MOVES = frozenset(
+    {"concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "rev", "scatter"}
+)
+
+
+def _is_overwritten(parts: GraphParts, result: int | None, tensor: int) -> bool:
+    """Whether a new value has elements of the old one, and others instead of the rest."""
+    pending, seen, is_moved = [result], set[int](), False
+    while pending:
+        reached = pending.pop()
+        if reached is None or reached in seen:
+            continue
+        seen.add(reached)
+        producer = parts.tensors[reached].producer
+        operator = None if producer is None else parts.operators[producer]
+        if operator is not None and operator.primitive in _MOVES | _CASTS:
+            is_moved = is_moved or operator.primitive in _MOVES
+            pending += [use.tensor for use in operator.operands]
+    return is_moved and tensor in seen
 
 
 def _unread(
@@ -233,7 +272,7 @@ def _frozen(
 
 
 # What draws or sorts indices: ``jax.random.permutation`` does both.
-_DRAWING = frozenset({"random_bits", "random_permutation", "threefry2x32", "sort"})
+DRAWING = frozenset({"random_bits", "random_permutation", "threefry2x32", "sort"})
 
 
 def _shuffled(parts: GraphParts) -> set[int]:
@@ -245,7 +284,7 @@ def _shuffled(parts: GraphParts) -> set[int]:
     drawn, found = set[int](), set[int]()
     for operator in parts.operators:
         operands = [use.tensor for use in operator.operands]
-        if operator.primitive in _DRAWING or not drawn.isdisjoint(operands):
+        if operator.primitive in DRAWING or not drawn.isdisjoint(operands):
             drawn.update(use.tensor for use in operator.results)
         if operator.kind == "gather" and not drawn.isdisjoint(operands[1:]):
             found.add(operands[0])

@@ -118,6 +118,11 @@ def fixed_point(p, x, key):
     return (lax.stop_gradient(y) + x) @ p["up"]
 
 
+def fixed_point_of_each(p, x, key):
+    """The same for every example by itself: each ends when its own condition no longer holds."""
+    return jax.vmap(lambda row: fixed_point(p, row, key))(x)
+
+
 def chosen(p, x, key):
     y = x @ p["up"]
     return lax.cond(y.sum() > 0, lambda y: jnp.tanh(y), lambda y: y * 2, y) @ p["down"]
@@ -314,6 +319,7 @@ UNSEEN: dict[str, Unseen] = {
     "qr": training(orthogonal),
     "eigh": training(whitened, rtol=1e-3),
     "while": training(fixed_point),
+    "while of each example": training(fixed_point_of_each),
     "cond": training(chosen),
     "switch": training(switched),
     "fori_loop": training(repeated),
@@ -323,6 +329,7 @@ UNSEEN: dict[str, Unseen] = {
     "convolve": training(convolved),
     "sort": training(sorted_rows),
     "top_k": training(top),
+    "approx_max_k": through(lambda y: y * (y >= lax.approx_max_k(y, 4)[0].min(-1, keepdims=True))),
     "associative_scan": training(prefix),
     "resize": training(resized),
     "dot_product_attention": training(attention),

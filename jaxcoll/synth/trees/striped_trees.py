@@ -78,7 +78,8 @@ class StripedTrees(Synthesizer):
 
     Attributes:
         degree: stripes per index, which is also the number of children of an inner host. When
-            omitted, it is the number from 2 to 16 that delays the last piece least.
+            omitted, it is the number, from 2 to 16 or the other hosts, that delays the last piece
+            least.
         inner: ranks per host; when omitted those of the network, 1 if it has no hosts.
         nbytes: bytes of the buffer for which the degree is chosen.
 
@@ -287,7 +288,9 @@ def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes:
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, there, np.int32)).path(0)
     links = np.asarray(route)
     seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES_OF_INDEX
-    degrees = list(_DEGREES[: hosts - 1])
+    # With one stripe per host every tree has a single inner host below the root, which sends to all
+    # others: of little data on many hosts, a latency less counts more than the wait.
+    degrees = sorted({*_DEGREES[: hosts - 1], hosts - 1})
     if has_one_port(topology) and inner > 1:
         # The other ranks of the root's host take equal turns with the stripes of its index.
         degrees = [degree for degree in degrees if degree % (inner - 1) == 0] or degrees

@@ -81,6 +81,16 @@ def test_little_data_takes_more_children_than_much():
     assert little > much
 
 
+def test_little_data_passes_one_of_many_hosts_in_each_tree():
+    """A tree of depth three takes a latency more: 1.3 times the bound, here."""
+    topology = topologies.multi_rail(40, 2)
+    striped = StripedTrees(nbytes=2**18)
+    assert striped.flow(topology, 0).height == 4  # to the rail, two hosts, and within the last
+    schedule = synthesize(topology, "broadcast", striped, chunks=2 * 39 * 4)
+    least = bound(topology.forwarding_only(), "broadcast", 2**18).time
+    assert simulate(schedule, 2**18).time <= 1.15 * least
+
+
 def test_reduce_is_the_broadcast_backwards():
     topology = topologies.dgx_h100(3)
     schedule = synthesize(topology, "reduce", StripedTrees(degree=2), chunks=16, root=5)

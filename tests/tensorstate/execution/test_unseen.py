@@ -18,7 +18,7 @@ from tests.tensorstate.unseen import UNSEEN
 
 NETWORK = AlphaBetaCosts(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
 # One per kind of rule: inferred, selected, replicated, in another order.
-QUICKLY = ("cond", "while", "dropout")
+QUICKLY = ("cond", "while", "while of each example", "dropout")
 DOUBLE = ("special", "noise", "cumlogsumexp", "switch", "adafactor", "gamma", "fori_loop of data")
 
 

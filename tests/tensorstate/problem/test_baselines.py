@@ -13,6 +13,7 @@ from experiments.models import load_model
 from tensorstate import HARDWARE, AlphaBetaCosts, MeshShape, Milp, solve_baseline, trace
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
+from tensorstate.report.parallelism import parallelism_by_axis
 from tests.tensorstate.steps import I32, s
 
 MESH = MeshShape.of({"model": 8})
@@ -208,3 +209,64 @@ def test_of_ties_a_baseline_is_the_plain_one_and_as_fast():
     first = Milp(gap=1e-3).solve(problem, strategies)
     assert first.objective == pytest.approx(plan.cost.serial_seconds)
     assert plan.timeline.seconds <= 1.001 * first.cost.timeline(None).seconds
+
+
+# ---------------------------------------------------------------------- what the batch is
+
+
+def drawing(draw):
+    """A step that trains a perceptron on rows that it draws, and keeps a buffer of rows."""
+
+    def step(params, buffer, key):
+        x = draw(buffer, key)
+
+        def loss(params):
+            return jnp.square(jnp.tanh(x @ params["up"]) @ params["down"]).mean()
+
+        gradients = jax.grad(loss)(params)
+        buffer = jax.lax.dynamic_update_slice(buffer, jnp.tanh(buffer[:2]), (0, 0))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), buffer
+
+    params = {"up": s(8, 32), "down": s(32, 8)}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return trace(step, (params, s(256, 8), key))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda buffer, key: buffer[jax.random.randint(key, (64,), 0, len(buffer))],
+        lambda buffer, key: jax.random.normal(key, (64, 8)),
+        lambda buffer, key: jax.random.permutation(key, buffer)[:64],
+    ],
+    ids=["rows of a buffer", "noise", "shuffled rows"],
+)
+def test_examples_that_a_step_draws_are_a_batch(draw):
+    problem = Problem(drawing(draw), AlphaBetaCosts(MESH, (1e-9,), (1e12,)), HARDWARE["CPU"])
+    (found,) = {
+        tensor.dims[0]
+        for operator in problem.graph.operators
+        if operator.kind == "einsum" and operator.phase == "forward"
+        for tensor in [problem.graph.tensors[operator.results[0].tensor]]
+        if tensor.sizes == (64, 32)
+    }
+    assert found in Baselines(problem).batch
+    # All of the products is divided, where it was repeated by every device.
+    plan = solve_baseline(problem, "ddp")
+    assert parallelism_by_axis(problem, plan.decisions, plan.cost)["model"][0].endswith("DDP")
+    assert "a part of the batch and all parameters, whose gradients are summed" in plan.sentence()
+
+
+def test_rows_that_stay_from_step_to_step_are_no_batch_beside_one():
+    """The keys of a queue are not examples, though the queries are multiplied with them."""
+
+    def step(w, queue, x):
+        keys = jnp.tanh(x @ w)
+        gradient = jax.grad(lambda w: (jnp.tanh(x @ w) @ queue.T).sum())(w)
+        return w - 0.1 * gradient, jax.lax.dynamic_update_slice(queue, keys, (0, 0))
+
+    graph = trace(step, (s(8, 16), s(256, 16), s(64, 8)))
+    problem = Problem(graph, AlphaBetaCosts(MESH, (1e-9,), (1e12,)), HARDWARE["CPU"])
+    by_name = {graph.tensors[i].name: graph.tensors[i] for i in graph.inputs}
+    assert by_name["queue"].role == "input"
+    assert Baselines(problem).batch == {by_name["x"].dims[0]}

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensorstate as ts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.report.parallelism import (
+    FEATURES,
     UNNAMED,
     parallelism_by_axis,
     parallelism_name,
@@ -75,6 +77,7 @@ def said_of(plan: ts.Plan, axis: str) -> dict[str, bool]:
         "ZeRO-3 (FSDP)": all(has_params) and all(has_state) and all(has_batch),
         "Megatron": all(has_params) and not any(has_batch),
         "Megatron with sequence parallelism": all(has_params) and not any(has_batch),
+        FEATURES: not any(has_params) and not any(has_batch),
     }
 
 
@@ -125,3 +128,46 @@ def test_an_exception_is_said_in_the_name_and_in_the_sentence():
     assert said.startswith("mostly ZeRO-")
     told = sentence(other.problem, other.decisions, other.cost)
     assert "each mostly has a part of the batch" in told
+
+
+def test_weights_that_all_devices_have_are_not_said_to_be_sharded():
+    """The axis shards the features that products make, and every device has all weights."""
+    plan = plan_of("megatron")
+    axis = plan.problem.mesh.names[-1]
+    assert parallelism_by_axis(plan.problem, plan.decisions, plan.cost)[axis] == ["Megatron"]
+    whole = (-1,) * len(MESH)
+    changes = {
+        class_of(plan, name): plan.problem.strategies[class_of(plan, name)].all.index(whole)
+        for name in ("params/up", "params/down")
+    }
+    other = changed(plan, changes)
+    assert parallelism_by_axis(other.problem, other.decisions, other.cost)[axis] == [FEATURES]
+    told = sentence(other.problem, other.decisions, other.cost)
+    assert f"along `{axis}` each has all parameters and a part of the features" in told
+
+
+def test_most_weights_are_not_said_to_be_on_every_device_if_they_are_sharded():
+    """Modes of a spectrum take few operations and nearly all of the memory."""
+
+    def step(weights, x):
+        def loss(weights):
+            spectrum = jnp.fft.rfft(x, axis=1)[:, :8]
+            mixed = jnp.einsum("bmi,mio->bmo", spectrum.real, weights["modes"])
+            spread = jnp.fft.irfft(mixed, n=x.shape[1], axis=1)
+            return jnp.square(jnp.tanh(spread @ weights["up"]) @ weights["down"]).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    shapes = {"modes": (8, 32, 32), "up": (32, 16), "down": (16, 32)}
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = weights, jax.ShapeDtypeStruct((16, 64, 32), jnp.float32)
+    mesh = {"d": 8}
+    plan = ts.search(
+        ts.trace(step, args),
+        mesh=mesh,
+        network=ts.AlphaBetaCosts(ts.MeshShape.of(mesh), (1e-9,), (1e9,)),
+        hardware="CPU",
+        pin={"x": ("d", None, None), "weights/modes": ("d", None, None)},
+    )
+    names = parallelism_by_axis(plan.problem, plan.decisions, plan.cost)["d"]
+    assert names == ["partly DDP", "partly Megatron"]

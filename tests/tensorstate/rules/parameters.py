@@ -45,6 +45,10 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
         "cumsum": ("axis reverse",),
         "sort": ("dimension is_stable num_keys",),
         "top_k": ("k axis", "k axis is_stable"),
+        "approx_top_k": (
+            "k reduction_dimension recall_target is_max_k reduction_input_size_override "
+            "aggregate_to_topk",
+        ),
         "reduce_window_max": (
             "window_dimensions window_strides padding base_dilation window_dilation",
         ),

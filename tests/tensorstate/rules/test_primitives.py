@@ -38,8 +38,7 @@ create_linear inspect_sharding rng_uniform shape_assertion add_dependency
 """
 # Primitives without a dimension that JAX's batching rules prove independent.
 WHOLE = """
-approx_top_k cholesky_update platform_index pure_callback ragged_dot_general random_gamma
-rng_bit_generator while
+cholesky_update platform_index pure_callback ragged_dot_general random_gamma rng_bit_generator while
 """
 
 

@@ -479,6 +479,62 @@ def test_what_a_step_leaves_to_the_next_without_gradients_is_data():
     assert found == {"w": "parameter", "environment": "input"}
 
 
+def overwritten(rows, new, place):
+    return jax.lax.dynamic_update_slice_in_dim(rows, new, place, 0)
+
+
+def written_at(rows, new, place):
+    return rows.at[place + jnp.arange(len(new))].set(new)
+
+
+def moved_on(rows, new, place):
+    return jnp.concatenate([rows[len(new) :], new])
+
+
+@pytest.mark.parametrize("write", [overwritten, written_at, moved_on])
+def test_rows_that_a_step_overwrites_are_data(write):
+    """A queue of keys, as in momentum contrast, is; the averaged encoder of the keys is not."""
+
+    def step(w, follower, queue, place, x):
+        follower = 0.9 * follower + 0.1 * w
+        keys = jnp.tanh(x @ follower)
+
+        def loss(w):
+            queries = jnp.tanh(x @ w)
+            return jnp.tanh(queries @ queue.T).sum() - jnp.tanh(queries * keys).sum()
+
+        return w - 0.1 * jax.grad(loss)(w), follower, write(queue, keys, place), place + len(keys)
+
+    found = roles_of(trace(step, (s(8, 4), s(8, 4), s(64, 4), s(dtype=jnp.int32), s(16, 8))))
+    assert found == {
+        "w": "parameter", "follower": "parameter", "queue": "input", "place": "input", "x": "input"
+    }  # fmt: skip
+
+
+def test_states_of_the_examples_are_data():
+    """Of a recurrent network that goes on where the last step ended, as one does in text."""
+
+    def step(params, states, tokens):
+        def loss(params):
+            def cell(states, x):
+                hidden, inner = states
+                inner = 0.5 * inner + jnp.tanh(x + hidden @ (0.5 * params["w"]))
+                return (jnp.tanh(inner), inner), hidden
+
+            after, seen = jax.lax.scan(cell, states, params["table"][tokens.T])
+            return (seen @ params["table"].T).sum(), after
+
+        gradients, states = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), states
+
+    params = {"table": s(32, 8), "w": s(8, 8)}
+    found = roles_of(trace(step, (params, (s(4, 8), s(4, 8)), s(4, 6, dtype=jnp.int32))))
+    assert found == {
+        "params/table": "parameter", "params/w": "parameter",
+        "states/0": "input", "states/1": "input", "tokens": "input",
+    }  # fmt: skip
+
+
 def test_moments_of_a_critic_that_is_updated_first_are_the_optimizers():
     """The loss of the generator reads the new critic, so all of its update comes before a loss."""
     adam = optax.adam(0.1)
