@@ -44,6 +44,7 @@ from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.striped_trees import StripedTrees
+from jaxcoll.synth.trees.timed_trees import TimedTrees
 
 __all__ = [
     "BUCKET_BYTES",
@@ -85,6 +86,7 @@ __all__ = [
     "Tacos",
     "Themis",
     "TimeStepped",
+    "TimedTrees",
     "Trivance",
     "Tto",
     "VanDeGeijn",

@@ -46,6 +46,7 @@ from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.striped_trees import StripedTrees
+from jaxcoll.synth.trees.timed_trees import TimedTrees
 
 _ALL: tuple[type[Synthesizer], ...] = (
     Ring,
@@ -75,6 +76,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     MiddleTrees,
     JointTrees,
     StripedTrees,
+    TimedTrees,
     EarliestTree,
     Tacos,
     ForestColl,

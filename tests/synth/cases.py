@@ -48,6 +48,7 @@ from jaxcoll.synth import (
     Synthesizer,
     Tacos,
     Themis,
+    TimedTrees,
     TimeStepped,
     Trivance,
     Tto,
@@ -190,6 +191,15 @@ CASES = [
     *(
         Case(StripedTrees(degree=2), family, networks, ("broadcast", "reduce"), grouped=False)
         for family, networks in (("hosts", HOSTS), ("two hosts", TWO_HOSTS), ("tori", TORI))
+    ),
+    *(
+        Case(TimedTrees(nbytes), family, networks, ("broadcast", "reduce"), grouped=False)
+        for nbytes in (1e3, 1e6)
+        for family, networks in (
+            ("random", RANDOM),
+            ("mixed links", MIXED),
+            ("one or two ranks", SMALL),
+        )
     ),
     *(
         Case(EarliestTree(), family, networks, ("broadcast", "reduce"), grouped=False)
