@@ -224,3 +224,11 @@ def test_more_ranks_below_leaves_are_tried_with_fewer_pieces():
         for each in (topologies.fat_tree(4, 4), topologies.fat_tree(4, 5))
     )
     assert max(few) >= 4608 > max(many) >= 1536
+
+
+def test_of_little_data_late_pieces_wait_for_early_ones():
+    """With a pace of 0.1 times the time of a piece of every tree it took 1.70 times the bound."""
+    topology = topologies.fat_tree(4, 4)
+    schedule = synthesize(topology, "broadcast", StripedTrees(nbytes=2**20), chunks=4 * 63 * 7)
+    least = bound(topology.forwarding_only(), "broadcast", 2**20).time
+    assert simulate(schedule, 2**20).time <= 1.35 * least
