@@ -289,12 +289,13 @@ def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes:
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, there, np.int32)).path(0)
     links = np.asarray(route)
     seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES_OF_INDEX
-    # With one stripe per host every tree has a single inner host below the root, which sends to all
-    # others: of little data on many hosts, a latency less counts more than the wait.
-    degrees = sorted({*_DEGREES[: hosts - 1], hosts - 1})
+    degrees = list(_DEGREES[: hosts - 1])
     if has_one_port(topology) and inner > 1:
         # The other ranks of the root's host take equal turns with the stripes of its index.
         degrees = [degree for degree in degrees if degree % (inner - 1) == 0] or degrees
+    # With one stripe per host every tree has a single inner host below the root, which sends to all
+    # others: of little data on many hosts, a latency less counts more than the wait.
+    degrees.append(hosts - 1)
     delays = {
         degree: max(_depths(tree).max() for tree in interior_disjoint(hosts, degree))
         * (topology.alpha[links].sum() + (degree + 1) * seconds)
