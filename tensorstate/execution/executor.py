@@ -29,7 +29,7 @@ from tensorstate.execution.early_updates import (
     is_gradient_scatter,
     last_results,
 )
-from tensorstate.execution.fused_results import fused_with_reductions, recomputed_results
+from tensorstate.execution.fused_results import fused_with_reductions, rebuilt_results
 from tensorstate.execution.microbatch_loop import (
     Copies,
     ExecutionOrder,
@@ -127,7 +127,7 @@ class LocalExecutor:
         self.leaving: list[int] = []  # of these, those that may be on their way
         self.mirrored = MirroredReads(self.graph, table.reruns)
         none = frozenset[int]()
-        self.recomputed = none if overlap else recomputed_results(table)
+        self.rebuilt = none if overlap else rebuilt_results(table)
         self.fused = none if overlap else fused_with_reductions(self.graph)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
@@ -400,7 +400,7 @@ class LocalExecutor:
         if tensor not in self.after_forward:
             reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
-            is_again = keeping.reruns or tensor in self.recomputed
+            is_again = keeping.reruns or tensor in self.rebuilt
             if tensor not in self.inputs and is_again:
                 self.execute(self.graph.operators[producer or 0], in_forward=False, again=True)
                 return self.after_forward[tensor]
@@ -599,7 +599,7 @@ class LocalExecutor:
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
-        return not (same or self.table.reruns(producer) or tensor in self.recomputed)
+        return not (same or self.table.reruns(producer) or tensor in self.rebuilt)
 
     def _widens(self, operator: Operator) -> bool:
         """Whether an operator on CPU reads only arguments and makes more bytes (casts of int8).

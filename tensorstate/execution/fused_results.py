@@ -1,4 +1,4 @@
-"""Fused results that are recomputed after the forward pass, so that XLA for CPU does not keep them.
+"""Fused results that are rebuilt after the forward pass, so that XLA for CPU does not keep them.
 
 A plan counts a cheap elementwise result as computed inside each of its readers, and only its
 operands as waiting. XLA does so with one exception, and a program may stand in its way:
@@ -7,9 +7,9 @@ operands as waiting. XLA does so with one exception, and a program may stand in 
   what this fusion reads, as soon as it can be computed. A normalization, whose gradient is
   sum((x - mean) * dy), kept x - mean of every layer beside x, and operands that were repeated to
   the size of the others.
-- If an operand is recomputed, a reader of the backward pass would still need the first one.
+- If an operand is rebuilt, a reader of the backward pass would still need the first one.
 
-A U-Net in 0.8 of its memory took 1.25 times that limit. So such results are recomputed from
+A U-Net in 0.8 of its memory took 1.25 times that limit. So such results are rebuilt from
 operands that wait, and repeated operands wait, too.
 """
 
@@ -34,13 +34,13 @@ def fused_with_reductions(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def recomputed_results(table: PlacementTable) -> frozenset[int]:
-    """The fused results of the forward pass that are recomputed for readers after it.
+def rebuilt_results(table: PlacementTable) -> frozenset[int]:
+    """The fused results of the forward pass that are rebuilt for readers after it.
 
-    Recomputing them sends nothing: all other tensors that they are made from have copies that the
+    Rebuilding them sends nothing: all other tensors that they are made from have copies that the
     plan keeps or gathers for the backward pass anyway.
     """
-    graph, possible, of_recomputed = table.graph, set[int](), set[int]()
+    graph, possible, of_rebuilt = table.graph, set[int](), set[int]()
     forward = [o for o in graph.operators if o.phase == "forward" and not o.loops]
     for operator in forward:
         if not _sends_nothing(table, operator, possible):
@@ -48,10 +48,10 @@ def recomputed_results(table: PlacementTable) -> frozenset[int]:
         made = {use.tensor for use in operator.results}
         possible |= made
         for use in operator.operands:
-            if use.tensor in of_recomputed or table.reruns(graph.tensors[use.tensor].producer):
-                of_recomputed |= made
+            if use.tensor in of_rebuilt or table.reruns(graph.tensors[use.tensor].producer):
+                of_rebuilt |= made
     wanted = _read_by(o for o in graph.operators if o.phase != "forward" or table.reruns(o.index))
-    wanted &= of_recomputed
+    wanted &= of_rebuilt
     fused = fused_with_reductions(graph)
     later = (o for o in graph.operators if o.phase != "forward")
     wanted |= _read_by(o for o in later if o.kind == "reduction" or o.index in fused)
@@ -69,7 +69,7 @@ def _read_by(operators: Iterable[Operator]) -> set[int]:
 
 
 def _sends_nothing(table: PlacementTable, operator: Operator, possible: set[int]) -> bool:
-    """Whether an operator of fused results can be recomputed without collectives."""
+    """Whether an operator of fused results can be rebuilt without collectives."""
     for use in operator.results:
         reshard = table.reshards.get(use.tensor)
         if not table.problem.liveness.is_fused(use.tensor) or table.reruns(operator.index):

@@ -48,8 +48,9 @@ def test_native_collectives_as_rows(function, monkeypatch):
 
 
 SAID = (
-    r"`window=4` has (\d+) of (\d+) products under a permute and takes ([\d.]+) MB of temporaries, "
-    r"`window=0` \(no limit\) (\d+) and ([\d.]+) MB, `jax.lax.pmean` none and ([\d.]+) MB"
+    r"With `window=4`, (\d+) of (\d+) products run under a permute, and temporaries take ([\d.]+) "
+    r"MB; with `window=0` \(no limit\) these are (\d+) and ([\d.]+) MB, and with `jax.lax.pmean` "
+    r"none and ([\d.]+) MB"
 )
 
 
