@@ -64,7 +64,7 @@ _SEND_SECONDS = 1e-6
 # Sends of one chunk per shard beyond which no candidate that lists them is tried beside a schedule
 # that does not: a gigabyte, and minutes.
 _LISTED_BESIDE = 2**23
-# Times of the bound beyond which more than 128 ranks try one candidate that takes up to twice the
+# Times of the bound beyond which more than 256 ranks try one candidate that takes up to twice the
 # work allowed: with a thousand some twenty seconds, which took an all_to_all on a random graph from
 # 1.46 to 1.13 times the bound. Beyond the second the user is told what was left out.
 _TOO_FAR, _TOLD = 1.25, 1.5
@@ -163,7 +163,7 @@ class Portfolio(Synthesizer):
     bound: a variant with its fewest chunks, or one that may still win with more, as long as those
     gain more than the tolerance. The search ends where the bound is met within the tolerance (where
     ranks wait for one another, the time of links and charges, if that is more), or where all the
-    work allowed is done. Only if the best of more than 128 ranks then takes over 1.25 times the
+    work allowed is done. Only if the best of more than 256 ranks then takes over 1.25 times the
     bound, one more is tried, with up to twice the work allowed. Of schedules that take equally long
     the one tried first is kept.
 
@@ -397,6 +397,8 @@ class _Race:
         self.is_large = pairs > _FEW_PAIRS
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         in_all = max(_LEAST_IN_ALL, min(_IN_ALL_PER_PAIR * pairs, _MOST_IN_ALL))
+        # Whether a pair of ranks has less work than on fewer ranks: from 257 ranks on.
+        self.is_limited = _SENDS_PER_PAIR * pairs > _MOST_SENDS
         self.work: float = most if portfolio.work is None else portfolio.work
         self.work_left = self.work * in_all / most
 
@@ -435,7 +437,7 @@ class _Race:
         # bound says little, and they are tried after all.
         if self.seconds > _FAR * self.goal and self.aside:
             self._race(self.aside, ignore_work_limit)
-        may_exceed = self.is_large and self.portfolio.work is None
+        may_exceed = self.is_limited and self.portfolio.work is None
         if may_exceed and self.left_out and self.seconds > _TOO_FAR * self.goal:
             work, synthesizer, count = min(self.left_out, key=lambda each: each[0])
             if work <= 2 * self.work:

@@ -487,7 +487,7 @@ def test_what_was_left_out_is_told_where_the_answer_is_far_from_the_bound():
 
 @pytest.mark.parametrize(
     ("side", "too_much", "far", "is_tried"),
-    [(12, 1.9, 1.3, True), (12, 2.1, 1.3, False), (12, 1.9, 1.2, False), (8, 1.9, 1.3, False)],
+    [(17, 1.9, 1.3, True), (17, 2.1, 1.3, False), (17, 1.9, 1.2, False), (16, 1.9, 1.3, False)],
 )
 def test_far_from_the_bound_one_more_is_tried_with_twice_the_work(side, too_much, far, is_tried):
     network = torus(side, side)
