@@ -513,6 +513,16 @@ def test_what_takes_long_is_not_tried_where_little_is_left_to_gain():
     assert race._may_win(climb, race.seconds)
 
 
+def test_no_second_schedule_of_gigabytes_is_listed_where_the_first_is_near(monkeypatch):
+    race, climb = left_out(torus(12, 12), 2**30), _Climb(Swing(), (1,))
+    race.goal = race.seconds / 1.2
+    assert race._may_win(climb, race.seconds)
+    monkeypatch.setattr(auto, "_ALONE", race.problem.sends - 1)
+    assert not race._may_win(climb, race.seconds)
+    race.goal = race.seconds / 1.3
+    assert race._may_win(climb, race.seconds)
+
+
 @pytest.mark.parametrize(("side", "is_first"), [(12, True), (8, False)])
 def test_on_many_ranks_joint_trees_come_before_more_chunks_of_two_phases(side, is_first):
     """Two phases with several numbers of chunks would leave them no work on a thousand ranks."""
