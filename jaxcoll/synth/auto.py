@@ -415,6 +415,11 @@ class _Race:
         """Whether the goal is met within the tolerance."""
         return self.seconds <= self.goal * (1 + max(self.portfolio.tolerance, 1e-9))
 
+    @property
+    def _is_far(self) -> bool:
+        """Whether the best is so far from the goal that what bounds set aside is tried, too."""
+        return self.seconds > _FAR * self.goal
+
     def asked(self, makers: Sequence[Synthesizer], problem: Problem) -> list[_Climb]:
         """The climbs of synthesizers, as far as they are asked for them before the deadline."""
         found: list[_Climb] = []
@@ -438,7 +443,7 @@ class _Race:
         self._race(climbs, ignore_work_limit)
         # Set aside are those that bounds say cannot win. Where the best is far from the bound, the
         # bound says little, and they are tried after all.
-        if self.seconds > _FAR * self.goal and self.aside:
+        if self._is_far and self.aside:
             self._race(self.aside, ignore_work_limit)
         may_exceed = self.is_limited and self.portfolio.work is None
         if may_exceed and self.left_out and self.seconds > _TOO_FAR * self.goal:
@@ -457,6 +462,10 @@ class _Race:
             climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
                 break
+            is_heavy = self.work_of(min(climbs, key=self._price)) > _HEAVY
+            if is_heavy and self._is_far and self.schedule is not None:
+                # Two such candidates would leave no work for those set aside.
+                climbs += [climb for climb in self.aside if climb not in climbs and climb.left]
             climb = min(climbs, key=self._price)
             # Bounds may say that a first try is not worth its work, but a synthesizer that was
             # asked for by name is tried all the same.
