@@ -16,6 +16,7 @@ from jaxcoll.errors import AssumptionWarning, CollectiveError, JaxcollError, Top
 from jaxcoll.kinds import NAMES
 from jaxcoll.numerics.checks import LEAST, MOST
 from jaxcoll.synth import Tacos, entry
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import concurrent_flow
 from jaxcoll.topologies import ring, switch
@@ -63,6 +64,21 @@ def test_rates_of_extreme_numbers(topology):
             function(topology)
         except TopologyError:
             continue
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("kind", NAMES)
+def test_one_rank_without_a_link(name, kind):
+    """Work can be asked of every synthesizer; its schedule does nothing, or it refuses."""
+    alone = Topology(1, [], [], [], [])  # type: ignore[arg-type]
+    problem = Problem.stated(alone, kind)
+    assert REGISTRY[name]().work_if_defined(problem)[0] >= 0
+    try:
+        schedule = synthesize(alone, kind, name)
+    except JaxcollError:
+        return
+    verify(schedule)
+    assert simulate(schedule, 1).exact_time == 0
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

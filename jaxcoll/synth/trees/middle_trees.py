@@ -125,10 +125,12 @@ class MiddleTrees(Synthesizer):
 
         There one try takes half a minute and gigabytes.
         """
+        if problem.sends <= _MANY_SENDS:
+            return super().work(problem)
         topology = problem.topology
         width = np.bincount(topology.dst, topology.bandwidth)[: topology.num_ranks].max()
         is_much = self.nbytes / width > _MANY_HOPS * topology.alpha.max()
-        return math.inf if is_much and problem.sends > _MANY_SENDS else super().work(problem)
+        return math.inf if is_much else super().work(problem)
 
     def may_win(self, problem: Problem) -> bool:
         """Whether the middle is nearer to the ends than they are to each other."""
