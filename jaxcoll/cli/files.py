@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.networks import is_name
-from jaxcoll.cli.recognised import is_orbit, is_trace, needs_network
+from jaxcoll.cli.recognised import is_trace, needs_network
 
 # Name -> suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
@@ -79,19 +79,6 @@ def refuse_network(path: str) -> None:
         f"{path} is a network, and a schedule's file is expected; make one: jaxcoll synth {path} "
         "-o schedule.json"
     )
-
-
-def refuse_orbit(path: str) -> None:
-    """Refuse a schedule by orbits, of which the second checker reads nothing.
-
-    Raises:
-        click.UsageError: the file holds one.
-    """
-    if is_orbit(path):
-        raise click.UsageError(
-            f"{path} holds the sends of one rank only; write those of all ranks, and prove "
-            f"that file: jaxcoll convert {path} all.json"
-        )
 
 
 def check_network(path: str, found: Any, network: Any) -> None:

@@ -31,14 +31,6 @@ def needs_network(path: str) -> str:
     return ON_NETWORK.get(kind_of_file(path), "")
 
 
-def is_orbit(path: str) -> bool:
-    """Whether a file begins like a schedule by orbits, the sends of one rank."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return b'"jaxcoll.orbit-schedule/' in file.read(_START)
-
-
 def is_taccl(path: str) -> bool:
     """Whether a file begins like a topology of TACCL."""
     return os.path.isfile(path) and kind_of_file(path) == "taccl"

@@ -22,7 +22,6 @@ from jaxcoll.cli.files import (
     open_schedule,
     read_schedule,
     refuse_network,
-    refuse_orbit,
     write,
 )
 from jaxcoll.cli.networks import (
@@ -650,7 +649,6 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     from jaxcoll.prove import NotProved, NotRead, prove_file
 
     refuse_network(file)
-    refuse_orbit(file)
     try:
         with working("reading and replaying the file"):
             proof = prove_file(file, kind, ranks, root=root, runtime=runtime)

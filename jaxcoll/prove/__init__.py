@@ -12,6 +12,7 @@ parser takes the file.
 - ``contents``: the contents of buffers, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
 - ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``: the content of such a file;
+- ``orbits``: schedules of ``jaxcoll.orbit-schedule/1``, the sends of one rank's shard;
 - ``msccl``: programs in MSCCL XML, for three runtimes; ``msccl_file``: the content of such a file,
   and the runtimes that take it;
 - ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``: the content of such a file;
@@ -26,7 +27,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
+from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, orbits, plans
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
 from jaxcoll.prove.kinds import KINDS
 
@@ -105,6 +106,8 @@ def _prove(text: str, asked: Asked) -> Proof:
         return msccl.prove(text, asked)
     if start.startswith("{"):
         said = fields.parsed(text)
+        if str(said.get("format")).startswith(orbits.FORMAT):
+            return orbits.prove(said, asked)
         return plans.prove(said, asked) if "gpus" in said else native.prove(said, asked)
     if start.startswith("HloModule"):
         return _prove_hlo(text[text.index("HloModule") :], asked)

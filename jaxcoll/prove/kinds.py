@@ -23,6 +23,7 @@ class Kind(NamedTuple):
         is_exchange: whether a rank has a shard for every other, and gets one from every other.
         xml, xml_of_microsoft: the word in MSCCL programs, and another one that microsoft/msccl has.
         plan: the word in MSCCL++'s plans.
+        of_one: the collective of a single rank's shard, with that rank or all ranks as its roots.
         is_replayed: whether programs of it are replayed.
     """
 
@@ -37,6 +38,7 @@ class Kind(NamedTuple):
     xml: str | None = None
     xml_of_microsoft: str | None = None
     plan: str | None = None
+    of_one: str | None = None
     is_replayed: bool = True
 
     @property
@@ -57,22 +59,25 @@ class Kind(NamedTuple):
 KINDS = {
     "all_reduce": Kind(
         True, lambda n: n, lambda group, roots: ((group, group) for _ in group),
-        takes_shares=True, xml="allreduce", plan="allreduce",
+        takes_shares=True, xml="allreduce", plan="allreduce", of_one="reduce_to_some",
     ),
     "reduce_scatter": Kind(
         True, lambda n: n, lambda group, roots: ((group, [rank]) for rank in group),
         takes_shares=True, gives_shard=True,
         xml="reducescatter", xml_of_microsoft="reduce_scatter", plan="reducescatter",
+        of_one="reduce",
     ),
     "reduce": Kind(True, lambda n: 1, lambda group, roots: [(group, roots)], "one", xml="reduce"),
     "reduce_to_some": Kind(True, lambda n: 1, lambda group, roots: [(group, roots)], "some"),
     "all_gather": Kind(
         False, lambda n: n, lambda group, roots: (([rank], group) for rank in group),
         takes_shares=True, takes_shard=True, xml="allgather", plan="allgather",
+        of_one="broadcast",
     ),
     "all_to_all": Kind(
         False, lambda n: n * n, lambda group, roots: (([a], [b]) for a in group for b in group),
         takes_shares=True, is_exchange=True, xml="alltoall", plan="alltoall",
+        of_one="scatter",
     ),
     "broadcast": Kind(
         False, lambda n: 1, lambda group, roots: [(roots, group)], "one", xml="broadcast"

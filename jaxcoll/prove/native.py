@@ -53,6 +53,13 @@ def prove(fields: dict, asked: Asked) -> Proof:
     file = read(fields)
     what = file.what
     asked.agreed(what.kind, what.ranks)
+    return Proof("jaxcoll.schedule/1", what.kind, what.ranks, what.chunks, len(file.edge),
+                 replayed(file))  # fmt: skip
+
+
+def replayed(file: File) -> tuple[str, ...]:
+    """Replay the sends of a file, and say what that shows."""
+    what = file.what
     if any(file.reduce) and not KINDS[what.kind].adds:
         raise NotProved(f"a send adds, and {what.kind} does not",
                         chunk=file.chunk[file.reduce.index(1)])  # fmt: skip
@@ -60,10 +67,11 @@ def prove(fields: dict, asked: Asked) -> Proof:
     for step, sends in enumerate(_steps(file)):
         replay.step(step, sends)
     replay.check_end()
-    return Proof("jaxcoll.schedule/1", what.kind, what.ranks, what.chunks, len(file.edge), (
-        "complete, each contribution once", "every send over links of the network",
+    return (
+        "complete, each contribution once",
+        "every send over links of the network",
         "steps end one after another: no send waits for a later one",
-    ))  # fmt: skip
+    )
 
 
 def _steps(file: File) -> Iterable[list[tuple[int, int, int, int]]]:

@@ -79,10 +79,32 @@ class Edge(NamedTuple):
     links: tuple[int, ...]
 
 
+class Network(NamedTuple):
+    """Ranks and switches, with the source, destination, alpha and bandwidth of every link."""
+
+    ranks: int
+    vertices: int
+    links: list[tuple[int, int, float, Fraction]]
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """Source and destination of every link."""
+        return [(a, b) for a, b, *_ in self.links]
+
+    def has_symmetry(self, image: list[int]) -> bool:
+        """Whether images of all vertices map ranks to ranks and links onto themselves."""
+        if not _permutes(image, self.vertices) or max(image[: self.ranks]) >= self.ranks:
+            return False
+        return Counter((image[a], image[b], *speed) for a, b, *speed in self.links) == Counter(
+            self.links
+        )
+
+
 class File(NamedTuple):
     """A file; ``edges`` are indexed by ``edge``, and columns have one number per send."""
 
     what: What
+    network: Network
     edges: list[Edge]
     step_ptr: list[int]
     edge: list[int]
@@ -104,7 +126,8 @@ def read(value: dict) -> File:
         "step_ptr": fields.integers(0, _INT64), "edge": column, "chunk": column,
         "reduce": fields.integers(0, 1), "provenance": _provenance,
     }, provenance=None)  # fmt: skip
-    what, (ranks, ends), ptr = said["collective"], said["topology"], said["step_ptr"]
+    what, network, ptr = said["collective"], said["topology"], said["step_ptr"]
+    ranks, ends = network.ranks, network.ends
     if ranks != what.ranks:
         raise NotProved(f"the network has {ranks} ranks, the collective {what.ranks}")
     edges = _edges(said["edges"], ends, ranks)
@@ -117,7 +140,7 @@ def read(value: dict) -> File:
     _check_claims(what, sends)
     if not what.helpers:
         _check_nobody_helps(what, ends, edges, said["edge"], said["chunk"])
-    return File(what, edges, ptr, *columns)
+    return File(what, network, edges, ptr, *columns)
 
 
 def _check_nobody_helps(
@@ -148,8 +171,7 @@ def _check_claims(what: What, sends: int) -> None:
 # ---------------------------------------------------------------------- the network
 
 
-def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
-    """The number of ranks, and the ends of every link."""
+def _network(value: object, name: str) -> Network:
     column = fields.integers(0, _INT32)
     said = fields.said(value, name, {
         "format": fields.exactly("jaxcoll.topology/1"), "src": column, "dst": column,
@@ -173,7 +195,7 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
         if a == b or max(a, b) >= vertices or not fine:
             raise NotRead(f"link {i} must join two of {vertices} vertices, with an alpha of 0 or "
                           f"{_LEAST:g} to {_MOST:g} s and a bandwidth within the same")  # fmt: skip
-    links = list(zip(*columns, strict=True))
+    network = Network(ranks, vertices, list(zip(*columns, strict=True)))
     if len(said["vertex_names"]) not in (0, vertices):
         raise NotRead(f'"vertex_names" must be one for each of {vertices} vertices')
     if said["grid"] not in (None, ranks):
@@ -182,17 +204,14 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
     if not set().union(*able) <= set(range(ranks, vertices)):
         raise NotRead(f'"in_network" must name switches, {ranks} to {vertices - 1}')
     for image in said["generators"]:
-        moved = _permutes(image, vertices) and max(image[:ranks]) < ranks and (
-            Counter((image[a], image[b], *speed) for a, b, *speed in links))  # fmt: skip
-        if moved != Counter(links):
+        if not network.has_symmetry(image):
             raise NotRead("a generator must map ranks to ranks and links onto themselves")
         if any({image[v] for v in switches} != switches for switches in able):
             raise NotRead("a generator must map switches that copy or add onto such switches")
-    ends = list(zip(*columns[:2], strict=True))
     for side in (0, 1):
-        if _reached(ends, side, vertices, ranks) < ranks:
+        if _reached(network.ends, side, vertices, ranks) < ranks:
             raise NotRead("every rank must reach every other one")
-    return ranks, ends
+    return network
 
 
 def _permutes(image: list[int], count: int) -> bool:

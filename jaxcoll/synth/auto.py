@@ -64,6 +64,9 @@ _SEND_SECONDS = 1e-6
 # Sends of one chunk per shard beyond which no candidate that lists them is tried beside a schedule
 # that does not: a gigabyte, and minutes.
 _LISTED_BESIDE = 2**23
+# Sends of one chunk per shard beyond which no second schedule is listed where the first is at most
+# ``_TOO_FAR`` from the bound: with 4,096 ranks an all_reduce takes half a minute and 2 GB.
+_ALONE = 2**24
 # Times of the bound beyond which more than 256 ranks try one candidate that takes up to twice the
 # work allowed: with a thousand some twenty seconds, which took an all_to_all on a random graph from
 # 1.46 to 1.13 times the bound. Beyond the second the user is told what was left out.
@@ -412,6 +415,11 @@ class _Race:
         """Whether the goal is met within the tolerance."""
         return self.seconds <= self.goal * (1 + max(self.portfolio.tolerance, 1e-9))
 
+    @property
+    def _is_far(self) -> bool:
+        """Whether the best is so far from the goal that what bounds set aside is tried, too."""
+        return self.seconds > _FAR * self.goal
+
     def asked(self, makers: Sequence[Synthesizer], problem: Problem) -> list[_Climb]:
         """The climbs of synthesizers, as far as they are asked for them before the deadline."""
         found: list[_Climb] = []
@@ -435,7 +443,7 @@ class _Race:
         self._race(climbs, ignore_work_limit)
         # Set aside are those that bounds say cannot win. Where the best is far from the bound, the
         # bound says little, and they are tried after all.
-        if self.seconds > _FAR * self.goal and self.aside:
+        if self._is_far and self.aside:
             self._race(self.aside, ignore_work_limit)
         may_exceed = self.is_limited and self.portfolio.work is None
         if may_exceed and self.left_out and self.seconds > _TOO_FAR * self.goal:
@@ -454,6 +462,10 @@ class _Race:
             climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
                 break
+            is_heavy = self.work_of(min(climbs, key=self._price)) > _HEAVY
+            if is_heavy and self._is_far and self.schedule is not None:
+                # Two such candidates would leave no work for those set aside.
+                climbs += [climb for climb in self.aside if climb not in climbs and climb.left]
             climb = min(climbs, key=self._price)
             # Bounds may say that a first try is not worth its work, but a synthesizer that was
             # asked for by name is tried all the same.
@@ -469,6 +481,8 @@ class _Race:
         if not climb.left:
             return False
         work = self.work_of(climb)
+        if self.problem.sends > _ALONE and self.seconds <= _TOO_FAR * self.goal:
+            return False
         # With thousands of ranks a try takes as long as all tries with hundreds, for a few percent.
         if not climb.tried and work > _HEAVY and self.seconds <= _FAR * self.goal:
             return False

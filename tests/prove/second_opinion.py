@@ -151,6 +151,8 @@ def tiny() -> list[str]:
         jc.synthesize(grid, jc.Collective("all_gather", 4, groups=((0, 1), (2, 3))), "tacos"),
         jc.synthesize(ring, jc.Collective("all_gather", 3, shares=(1, 2, 0)), "forestcoll"),
         jc.synthesize(jc.topologies.ring(2), "all_to_all", "direct"),
+        jc.synthesize_orbit(grid, "all_to_all", chunks=1),
+        jc.synthesize_orbit(ring, "all_reduce", chunks=1),
     ]  # fmt: skip
     said = jc.schedule.Provenance("x", {"a": [1, {"b": 0.5}], "c": 1}, 3, 0.5, {"d": None})
     return [io.dumps(schedule.with_provenance(said)) for schedule in made]

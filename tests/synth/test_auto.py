@@ -513,6 +513,31 @@ def test_what_takes_long_is_not_tried_where_little_is_left_to_gain():
     assert race._may_win(climb, race.seconds)
 
 
+def test_what_bounds_set_aside_is_tried_before_all_work_is_used_up(monkeypatch):
+    """A dragonfly of 1,024 ranks had 1.24 of the bound for 1 GiB, and 1.02 for 64 MiB."""
+    monkeypatch.setattr(auto, "_HEAVY", 1000)
+    race = _Race(Portfolio(MIB), Problem(torus(12, 12), Collective("all_reduce", 144)), None)
+    race.run(_Climb(Direct(), (1,)))
+    race.goal = race.seconds / 1000
+    assert not JointTrees().may_win(race.problem)
+    race.works |= {(Bfb(), 1): 2000, (JointTrees(), 1): 1900}
+    race.refused |= {(Bfb(), 1): "", (JointTrees(), 1): ""}
+    race.work_left = 3000
+    race.finish([_Climb(Bfb(), (1,)), _Climb(JointTrees(), (1,))])
+    tried = [str(row["candidate"]).partition("(")[0] for row in race.table if "time" in row]
+    assert tried == ["Direct", "JointTrees"]
+
+
+def test_no_second_schedule_of_gigabytes_is_listed_where_the_first_is_near(monkeypatch):
+    race, climb = left_out(torus(12, 12), 2**30), _Climb(Swing(), (1,))
+    race.goal = race.seconds / 1.2
+    assert race._may_win(climb, race.seconds)
+    monkeypatch.setattr(auto, "_ALONE", race.problem.sends - 1)
+    assert not race._may_win(climb, race.seconds)
+    race.goal = race.seconds / 1.3
+    assert race._may_win(climb, race.seconds)
+
+
 @pytest.mark.parametrize(("side", "is_first"), [(12, True), (8, False)])
 def test_on_many_ranks_joint_trees_come_before_more_chunks_of_two_phases(side, is_first):
     """Two phases with several numbers of chunks would leave them no work on a thousand ranks."""

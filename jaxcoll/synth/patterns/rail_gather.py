@@ -19,6 +19,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
+from jaxcoll.progress import Report
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
     BUCKET_BYTES,
@@ -37,8 +38,10 @@ from jaxcoll.synth.building.circles import (
     ranks_below,
     ranks_per_leaf,
 )
+from jaxcoll.synth.building.derive import derive
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.patterns.leaf_gather import gather_below
+from jaxcoll.synth.patterns.weak_hosts import WeakHost, weak_host
 from jaxcoll.synth.routing.spread_routes import spread_routes
 from jaxcoll.topology import Topology
 
@@ -46,6 +49,8 @@ _FEW_RANKS = 64
 # The part that a slow rail keeps of the shards that would take it as long as other rails take
 # theirs, since its last one takes longer.
 _KEPT = 0.9
+# Sends of an all_reduce with a weak host up to which shards are cut into more chunks.
+_MANY_SENDS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +117,45 @@ class RailGather(Synthesizer):
                 f"{topology}; give another inner="
             )
         rails = _Rails(topology, n // inner, inner)
-        step, edge, owner = _by_rails(rails, self.parts)
-        if rails.detours.any():
-            kept = ~rails.is_detour(edge, owner)
-            more = _by_carriers(rails, self.parts)
-            step, edge, owner = (
-                np.concatenate([column[kept], added])
-                for column, added in zip((step, edge, owner), more, strict=True)
-            )
-        return _scheduled(topology, collective, rails.edges, step, edge, owner)
+        return _scheduled(topology, collective, rails.edges, *_gathered(rails, self.parts))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk; several for an all_reduce in which a weak host adopts chunks."""
+        weak = self._weak(problem)
+        return ONE_CHUNK if weak is None else ((weak.chunks(problem.sends, _MANY_SENDS),),)
+
+    def answer(self, problem: Problem, report: Report | None) -> Schedule:
+        """The schedule; in an all_reduce a weak host sums more than others (``weak_hosts``)."""
+        weak = self._weak(problem)
+        if weak is None:
+            return super().answer(problem, report)
+        topology, collective = problem.topology, problem.collective
+        inner = self.inner or ranks_below(topology, self.name)
+        rails = _Rails(topology, topology.num_ranks // inner, inner)
+        # Adopted chunks begin at the weak host. After the reverse of these sends, which sums them
+        # there, the two are an all_reduce.
+        gather = _adopted(rails, weak, problem.of(collective.with_kind("all_gather")), self.parts)
+        return derive(gather, collective.kind, self._order_for(problem))
+
+    def _weak(self, problem: Problem) -> WeakHost | None:
+        """The weak host of an all_reduce of many ranks; None for others."""
+        topology, kind = problem.topology, problem.collective.traits
+        n, is_whole = topology.num_ranks, not problem.collective.is_grouped
+        if not (kind.has_phases and is_whole and n > _FEW_RANKS):
+            return None
+        if self.inner is None and leaf_of_rank(topology) is not None:
+            return None
+        inner = self.inner or ranks_below(topology, self.name)
+        if n % inner or inner < 2 or n == inner:
+            return None
+        return _weak_host(topology, inner)
+
+
+@functools.lru_cache(maxsize=4)
+def _weak_host(topology: Topology, inner: int) -> WeakHost | None:
+    if not topology.has_links_of(topology.transpose()):
+        return None
+    return weak_host(rail_slowness(topology, inner), inner)
 
 
 def _scheduled(
@@ -215,6 +250,62 @@ class _Rails:
         """Which sends of shards along rails, and on from there, detours replace."""
         behind = (self.edges.dst[edge] // self.inner - owner // self.inner) % self.hosts
         return (behind > 0) & self.detours[behind - 1, owner]
+
+
+def _gathered(rails: _Rails, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step, edge and owner of all sends, where some shards take another rank's rail."""
+    step, edge, owner = _by_rails(rails, parts)
+    if not rails.detours.any():
+        return step, edge, owner
+    kept = ~rails.is_detour(edge, owner)
+    more = (added.astype(np.int32) for added in _by_carriers(rails, parts))
+    step, edge, owner = (
+        np.concatenate([column[kept], added])
+        for column, added in zip((step, edge, owner), more, strict=True)
+    )
+    return step, edge, owner
+
+
+def _adopted(rails: _Rails, weak: WeakHost, problem: Problem, parts: int) -> Schedule:
+    """The second phase of an all_reduce: a gather in which a weak host has chunks of others."""
+    topology, collective = problem.topology, problem.collective
+    n, hosts, inner, chunks = rails.ranks, rails.hosts, rails.inner, collective.chunks_per_shard
+    adopts = weak.adopts(hosts, inner, chunks)
+    step, edge, owner = (np.repeat(each, chunks) for each in _gathered(rails, parts))
+    piece = np.arange(len(owner), dtype=np.int32) % np.int32(chunks)
+    # All first chunks cross, then all second ones; in this order they are passed on. Whole shards
+    # take steps 0 and 1 until they have crossed, and are passed on by step 2 parts + 1.
+    crosses, late = edge < rails.first, np.int32(2 * parts + 2)
+    step += np.where(crosses | (step == 0), 1 + 2 * piece, 2 * chunks + 3 + late * piece)
+    # An adopted chunk crosses to its owner, before all others of the link, instead of from it. The
+    # owner sends it on behind all chunks that it had itself.
+    mother = weak.host * inner + np.arange(n) % inner
+    rows = np.flatnonzero(adopts[owner] & (piece == chunks - 1))
+    across = crosses[rows]
+    gone = rows[across & (rails.edges.dst[edge[rows]] == mother[owner[rows]])]
+    step[rows] += np.where(across, np.int32(2), late)
+    step[rows[rails.edges.src[edge[rows]] == mother[owner[rows]]]] = 1
+    # Shards of the weak host are relayed when all others have arrived.
+    last = step.max()
+    rows = np.flatnonzero(owner // inner == weak.host)
+    there = rails.edges.dst[edge[rows]]
+    behind = (there // inner - weak.host) % hosts
+    is_relayed = (behind > 1) & ((behind + piece[rows]) % weak.period == 0)
+    rows, there = rows[is_relayed], there[is_relayed]
+    across = crosses[rows]
+    step[rows] = last + np.where(across, 1, 2)
+    edge[rows[across]] = (there[across] - inner) % n  # from the host before
+    child = np.flatnonzero(adopts)
+    home = (child // inner - weak.host - 1) % hosts * n + mother[child]
+    columns = (
+        np.concatenate([np.delete(column, gone), added.astype(np.int32)])
+        for column, added in zip(
+            (step, edge, owner * np.int32(chunks) + piece),
+            (np.zeros(len(child)), home, child * chunks + chunks - 1),
+            strict=True,
+        )
+    )
+    return Schedule.from_sends(topology, collective, *columns, edges=rails.edges)
 
 
 def _by_rails(rails: _Rails, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -152,8 +152,9 @@ class JointTrees(Synthesizer):
         looks = collective.num_chunks * topology.num_ranks * int(fans.max(initial=0))
         grown = 2 * self.tries if collective.traits.has_phases else 1
         planned = (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
-        if problem.sends > _MANY_SENDS and not topology.is_direct:
-            planned *= max(1.0, mean_hops(topology) / 2)  # on each link of its path
+        # On each link of its path. The longest plans of all are those of just below _MANY_SENDS.
+        if 2 * problem.sends > _MANY_SENDS and not topology.is_direct:
+            planned *= max(1.0, mean_hops(topology) / 2)
         return max(planned, _LOOKS * grown * looks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

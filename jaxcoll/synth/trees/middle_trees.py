@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import ClassVar, NamedTuple, Self
@@ -59,6 +60,9 @@ _MANY_PIECES = 64
 _NEAR_MIDDLES = 3
 # Ratio to twice the ways from end to end below which ways through the middle are worth trying.
 _WORTH_TRYING = 0.99
+# Sends from which on auto does not try it where all data take longer into one rank than the latency
+# of so many links.
+_MANY_SENDS, _MANY_HOPS = 2**24, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +119,16 @@ class MiddleTrees(Synthesizer):
         what = problem.collective
         shards = what.traits.shards.count(max(map(len, what.groups)))
         return (tuple(count for count in DOUBLINGS if count == 1 or count * shards <= self.pieces),)
+
+    def work(self, problem: Problem) -> float:
+        """The sends; infinite where thousands of ranks have much data, which queues at the middle.
+
+        There one try takes half a minute and gigabytes.
+        """
+        topology = problem.topology
+        width = np.bincount(topology.dst, topology.bandwidth)[: topology.num_ranks].max()
+        is_much = self.nbytes / width > _MANY_HOPS * topology.alpha.max()
+        return math.inf if is_much and problem.sends > _MANY_SENDS else super().work(problem)
 
     def may_win(self, problem: Problem) -> bool:
         """Whether the middle is nearer to the ends than they are to each other."""

@@ -120,3 +120,33 @@ def test_below_leaf_switches_no_way_up_is_crowded(topology, most, kind):
     schedule = synthesize(topology, kind, RailGather(), nbytes=2**26)
     least = bound(topology, kind, 2**26).time
     assert simulate(schedule, 2**26).time <= most * least
+
+
+@pytest.mark.parametrize("hosts", [topologies.dgx_h100(32), topologies.multi_rail(32, 8)])
+@pytest.mark.parametrize("speed", [0, 0.2])
+def test_a_weak_host_sums_more_so_that_an_all_reduce_is_as_fast_as_of_equal_hosts(hosts, speed):
+    links = np.flatnonzero(hosts.src == 67)
+    nic = links[hosts.bandwidth[links].argmin()]
+    cable = [(67, int(hosts.dst[nic])), (int(hosts.dst[nic]), 67)]
+    weak = hosts.scaled(dict.fromkeys(cable, speed)) if speed else hosts.without(links=cable)
+    ((count,),) = RailGather().chunk_counts(Problem.stated(weak, "all_reduce"))
+    schedule = synthesize(weak, "all_reduce", RailGather(), chunks=count)
+    messages = np.bincount(schedule.edge, minlength=len(schedule.edges))
+    load = np.bincount(schedule.edges.path_link, np.repeat(messages, schedule.edges.hops))
+    busiest = (load / schedule.collective.num_chunks / weak.bandwidth).max()
+    # Two phases of equal shards would keep the weak host busy for 8 / 7 or 8 / 7.2 of this time.
+    assert busiest <= 1.06 * 2 * 31 / 32 / 8 / hosts.bandwidth[nic]
+
+
+@given(st.integers(3, 9), st.sampled_from([4, 8]), st.integers(1, 9), st.data())
+def test_what_a_weak_host_adopts_is_summed_at_every_rank(hosts, inner, chunks, data):
+    hosts += 64 // inner
+    whole = topologies.multi_rail(hosts, inner)
+    rank = data.draw(st.integers(0, whole.num_ranks - 1))
+    rail = int(whole.dst[whole.src == rank].max())
+    links = [(rank, rail), (rail, rank)][:: data.draw(st.sampled_from([1, -1]))]
+    slow = dict.fromkeys(links[: data.draw(st.integers(1, 2))], data.draw(st.floats(0.1, 0.9)))
+    maker = RailGather(data.draw(st.integers(1, 9)))
+    # Proved by ``synthesize``; every rank sends each sum or copy on once.
+    schedule = synthesize(whole.scaled(slow), "all_reduce", maker, chunks=chunks)
+    assert schedule.num_sends == 2 * whole.num_ranks * (whole.num_ranks - 1) * chunks

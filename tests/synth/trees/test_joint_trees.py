@@ -16,7 +16,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import JointTrees, synthesize
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.topologies import dgx_h100, mesh, multi_rail, nvswitch_hosts, ring, torus
+from jaxcoll.topologies import dgx_h100, fat_tree, mesh, multi_rail, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -206,6 +206,12 @@ def test_a_link_that_a_tree_takes_many_times_has_a_price(kind):
     topology = nvswitch_hosts((4,) * 16, inside=300e9, network=25e3)
     collective = Collective(kind, 64, 1)
     verify(JointTrees(1e6, tries=1).synthesize(topology, collective))
+
+
+def test_work_counts_the_links_of_paths_where_plans_are_longest():
+    """On a fat tree of 1,024 ranks it was to take 6 million sends, and took minutes."""
+    problem = Problem(fat_tree(4, 5).without(ranks=[512]), Collective("all_gather", 1023))
+    assert JointTrees().work(problem) > 2**24
 
 
 def test_work_counts_the_links_out_of_switches():

@@ -205,6 +205,13 @@ def test_other_middles_are_tried_behind_switches_alone():
     assert {each.suited(switch(3)) for each in variants} == set(variants)
 
 
+@pytest.mark.parametrize(("side", "nbytes"), [(64, 2**26), (64, 2**10), (32, 2**26)])
+def test_much_data_of_thousands_of_ranks_is_not_summed_in_the_middle(side, nbytes):
+    """Of 4,096 ranks these had used up all work before others were tried: 1,746 of the bound."""
+    problem = Problem.stated(torus(side, side).without(ranks=[5]), "all_reduce", 1)
+    assert np.isinf(MiddleTrees(nbytes, pieces=64).work(problem)) == (side > 32 < nbytes / 2**20)
+
+
 def test_few_pieces_of_many_ranks():
     counts = [
         MiddleTrees(pieces=64).chunk_counts(Problem.stated(mesh(n), "all_reduce", 1))
