@@ -63,20 +63,34 @@ class LinkedSends:
     next_ptr: np.ndarray
     following: np.ndarray
 
-    def steps(self, order: np.ndarray, links: int) -> np.ndarray:
+    def steps(self, order: np.ndarray, links: int, by_time: bool = False) -> np.ndarray:
         """The fewest steps in which sends start in an order; the step of each send, int64.
 
         Args:
             order: the sends, each after those that it waits for.
             links: number of links.
+            by_time: whether steps follow the order everywhere, not only on each link.
         """
-        waits = (self.next_ptr, self.following)
-        return steps_in_order(_steps_of, order, self.edge, self.edges.first_link, links, *waits)
+        waits, first_link = (self.next_ptr, self.following), self.edges.first_link
+        if by_time:
+            first_link = np.zeros_like(first_link)  # the order of a link, as if all shared one
+        return steps_in_order(_steps_of, order, self.edge, first_link, links, *waits)
 
-    def at(self, begin: np.ndarray, topology: Topology, collective: Collective) -> Schedule:
-        """The schedule, with the fewest steps, in which sends start in the order of ``begin``."""
+    def at(
+        self,
+        begin: np.ndarray,
+        topology: Topology,
+        collective: Collective,
+        by_time: bool = False,
+    ) -> Schedule:
+        """The schedule, with the fewest steps, in which sends start in the order of ``begin``.
+
+        Args:
+            by_time: see ``steps``. Messages that reach a link inside the network at the same time
+                go on in the order of their steps. So with steps by time a run is much as planned.
+        """
         order = np.argsort(begin, kind="stable")
-        step = self.steps(order, topology.num_links)
+        step = self.steps(order, topology.num_links, by_time)
         return Schedule.from_sends(
             topology,
             collective,
@@ -95,15 +109,17 @@ def by_urgency(
     urgency: np.ndarray,
     busy: np.ndarray,
     delay: np.ndarray,
+    by_time: bool = False,
 ) -> Schedule:
     """The schedule in which a free link serves the waiting send of the least urgency number.
 
     Args:
         urgency: ticks, int64 of shape (sends,).
         busy, delay: ticks of each link, as returned by ``link_ticks``.
+        by_time: see ``LinkedSends.steps``.
     """
     begin, _ = _run(sends, urgency, busy, delay)
-    return sends.at(begin, topology, collective)
+    return sends.at(begin, topology, collective, by_time)
 
 
 def as_they_arrive(

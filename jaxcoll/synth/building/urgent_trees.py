@@ -20,7 +20,7 @@ from jaxcoll.trees import TreeFlow, edge_before
 
 
 def most_urgent_first(
-    flow: TreeFlow, collective: Collective, nbytes: Fraction, pace: float
+    flow: TreeFlow, collective: Collective, nbytes: Fraction, pace: float, by_time: bool = False
 ) -> Schedule:
     """A schedule of trees of one root, one message per chunk and tree edge.
 
@@ -32,6 +32,7 @@ def most_urgent_first(
         nbytes: bytes of the root's data.
         pace: how much less urgent each chunk is than the one before it, as a share of the time in
             which one chunk of every tree is sent.
+        by_time: see ``LinkedSends.steps``.
     """
     share = flow.weight // (flow.k // flow.granularity)
     chunks = share * (collective.chunks_per_shard // flow.granularity)  # of each tree
@@ -55,4 +56,4 @@ def most_urgent_first(
     load = np.asarray(flow.load) // (flow.k // flow.granularity)
     turn = round(pace * float((load * busy).max()))
     urgency = place // share[tree] * turn - remaining(sends, delay)
-    return by_urgency(flow.topology, collective, sends, urgency, busy, delay)
+    return by_urgency(flow.topology, collective, sends, urgency, busy, delay, by_time)

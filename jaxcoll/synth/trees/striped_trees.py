@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.edge_colouring import colour_messages
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.progress import Report
@@ -50,6 +53,16 @@ _FEW_RANKS = 64
 # time, so that fewer pieces are tried, and no more than lead to the most sends.
 _PIECES = (8, 128, 1024, 3072, 6144)
 _PIECES_BY_ONE_PORT, _MOST_BY_ONE_PORT = (8, 384, 1536, 4608), 3 * 2**19
+# Up to this number of ranks trees of each index are low enough, and a reduce takes less time in
+# them: on rails of 1,024 ranks, 64 MiB in about 3,000 pieces take 1.11 times the bound, instead of
+# 1.13 where hosts send on by all their ports. A broadcast takes 1.07 there either way; on DGX H100
+# of 4,096 ranks it takes 1.31 and 1.11.
+_FEW_FOR_INDICES = 1024
+# Numbers of pieces where hosts send on by all their ports; and the degrees that are tried there, in
+# times of the ports of a host.
+_PIECES_ACROSS, _TIMES_ACROSS = (8, 384, 3072), (1, 2, 3, 4, 6, 8)
+# The most sends that are listed, in a minute and a gigabyte.
+_MOST_SENDS = 2**23
 # The pieces of one index that are assumed when the degree is chosen; those of hosts of 8 ranks.
 _PIECES_OF_INDEX = 768
 _DEGREES = range(2, 17)
@@ -74,13 +87,16 @@ class StripedTrees(Synthesizer):
     Where each rank has one link, to one of several leaf switches, the ranks of a leaf are a host,
     and there are as many trees of each stripe as the largest has ranks. There the root sends all
     data once, and the ranks of every host share what it sends equally (``leaf_stripes``).
+    Of more than 1,024 ranks, trees in which hosts send on by all their ports may be lower: a piece
+    that has entered a host goes to the ranks beside it anyway, and each of these sends it to
+    ``degree`` / ranks other hosts. Each index then carries equal parts of all stripes.
     An index with a rank whose links are slower than usual has no trees, and its ranks are leaves in
     those of the other indices.
 
     Attributes:
         degree: stripes per index, which is also the number of children of an inner host. When
             omitted, it is the number, from 2 to 16 or the other hosts, that delays the last piece
-            least.
+            least; only then hosts may send on by all their ports.
         inner: ranks per host; when omitted those of the network, 1 if it has no hosts.
         nbytes: bytes of the buffer for which the degree is chosen.
 
@@ -109,17 +125,21 @@ class StripedTrees(Synthesizer):
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Multiples of the number of trees."""
-        inner, degree = self._shape(problem.topology)
-        trees = degree * len(self._rails(problem.topology, inner))
-        numbers = _PIECES
-        if has_one_port(problem.topology):
-            most = max(_MOST_BY_ONE_PORT // problem.topology.num_ranks, _PIECES_BY_ONE_PORT[1])
+        topology, (inner, degree, across) = problem.topology, self._shape(problem.topology)
+        rails = len(self._rails(topology, inner))
+        if across:
+            trees = math.lcm(degree, rails)
+            pieces = _pieces_across(topology)
+            return (tuple(sorted({trees * max(1, each // trees) for each in pieces})),)
+        trees, numbers = degree * rails, _PIECES
+        if has_one_port(topology):
+            most = max(_MOST_BY_ONE_PORT // topology.num_ranks, _PIECES_BY_ONE_PORT[1])
             numbers = tuple(pieces for pieces in _PIECES_BY_ONE_PORT if pieces <= most)
         return (tuple(sorted({trees * -(-pieces // trees) for pieces in numbers})),)
 
     def work(self, problem: Problem) -> float:
         """Every send is put in order and simulated on each link of its path."""
-        topology, (inner, _) = problem.topology, self._shape(problem.topology)
+        topology, inner = problem.topology, self._shape(problem.topology).inner
         n = topology.num_ranks
         # The ways from rank 0 to the first rank of each host, and from it to one beside it.
         leaves = self._leaves(topology)
@@ -140,10 +160,12 @@ class StripedTrees(Synthesizer):
         check_everyone(collective, self.name)
         chunks = collective.chunks_per_shard
         flow = self.flow(topology, collective.root_of(collective.groups[0]), chunks)
-        if has_one_port(topology):
-            # All sends of a rank share one link there. The stream of the trees serves all children
-            # in turn, and lets whole subtrees wait for leaves of the rank's own host.
-            return most_urgent_first(flow, collective, as_fraction(self.nbytes), _PACE)
+        across = self._shape(topology).across
+        if across or has_one_port(topology):
+            # A rank has far more ranks below some of its sends than below others of the same link.
+            # The stream of the trees serves all children in turn, and lets whole subtrees wait for
+            # leaves.
+            return most_urgent_first(flow, collective, as_fraction(self.nbytes), _PACE, across)
         return flow.to_schedule(chunks // flow.k, collective=collective)
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
@@ -189,16 +211,22 @@ class StripedTrees(Synthesizer):
 
     def _parents(self, topology: Topology, root: int) -> list[np.ndarray]:
         """The parent of each rank in every tree; -1 for the root."""
-        inner, degree = self._shape(topology)
+        inner, degree, across = self._shape(topology)
         leaves = self._leaves(topology)
         if leaves:
             stripes = interior_disjoint(len(leaves), degree)
             return trees_below(leaves, stripes, inner, root, _slow_ranks(topology))
-        stripes = interior_disjoint(topology.num_ranks // inner, degree)
+        hosts, rails = topology.num_ranks // inner, self._rails(topology, inner)
+        stripes = interior_disjoint(hosts, degree)
+        if across:
+            return [
+                _of_ranks(above, inner, rail, root, turn)
+                for above, turn, rail in _across_rails(stripes, np.asarray(rails))
+            ]
         return [
-            _of_ranks(above, inner, rail, root, turn)
+            _of_ranks(above, inner, np.full(hosts, rail), root, turn)
             for turn, above in enumerate(stripes)
-            for rail in self._rails(topology, inner)
+            for rail in rails
         ]
 
     def _leaves(self, topology: Topology) -> list[np.ndarray]:
@@ -217,7 +245,7 @@ class StripedTrees(Synthesizer):
         # have to carry a little more.
         return fast.tolist() or list(range(inner))
 
-    def _shape(self, topology: Topology) -> tuple[int, int]:
+    def _shape(self, topology: Topology) -> _Shape:
         """Ranks per host, at most, and the degree.
 
         Raises:
@@ -226,7 +254,7 @@ class StripedTrees(Synthesizer):
         leaves = self._leaves(topology) if self.inner is None else []
         if leaves:
             inner = max(map(len, leaves))
-            return inner, self._degree(topology, inner, len(leaves), int(leaves[1][0]))
+            return self._with_degree(topology, inner, len(leaves), int(leaves[1][0]))
         try:
             inner = ranks_below(topology, self.name) if self.inner is None else self.inner
         except TopologyError:
@@ -236,13 +264,34 @@ class StripedTrees(Synthesizer):
                 f"{self.name} takes hosts of {inner} ranks, which does not divide the "
                 f"{topology.num_ranks} of {topology}; give another inner="
             )
-        return inner, self._degree(topology, inner, topology.num_ranks // inner, inner)
+        return self._with_degree(topology, inner, topology.num_ranks // inner, inner)
 
-    def _degree(self, topology: Topology, inner: int, hosts: int, there: int) -> int:
+    def _with_degree(self, topology: Topology, inner: int, hosts: int, there: int) -> _Shape:
         most = max(hosts - 1, 1)  # more trees would have no host inside
-        if self.degree is None and most > 1:
-            return min(lowest_delay(topology, inner, hosts, there, self.nbytes), most)
-        return min(self.degree or 1, most)
+        if self.degree is not None or most == 1:
+            return _Shape(inner, min(self.degree or 1, most), False)
+        delay, degree = lowest_delay(topology, inner, hosts, there, self.nbytes)
+        has_ports = inner > 1 and not (topology.is_direct or has_one_port(topology))
+        if topology.num_ranks > _FEW_FOR_INDICES and has_ports:
+            rails = len(self._rails(topology, inner))
+            less, other = lowest_delay_across(topology, inner, rails, self.nbytes)
+            if less < delay:
+                return _Shape(inner, other, True)
+        return _Shape(inner, min(degree, most), False)
+
+
+class _Shape(NamedTuple):
+    """The shape of trees.
+
+    Attributes:
+        inner: ranks per host, at most.
+        degree: stripes of a host, or of each index.
+        across: whether hosts send on by all their ports.
+    """
+
+    inner: int
+    degree: int
+    across: bool
 
 
 def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> Schedule:
@@ -276,8 +325,10 @@ def _backwards(schedule: Schedule, collective: Collective, nbytes: Fraction) -> 
     return found.with_provenance(Provenance(certificate={schedule.collective.kind: claims}))
 
 
-def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes: float) -> int:
-    """The degree with which the last piece arrives soonest.
+def lowest_delay(
+    topology: Topology, inner: int, hosts: int, there: int, nbytes: float
+) -> tuple[float, int]:
+    """The seconds after which the last piece arrives, and the degree with which that is soonest.
 
     On its way down the piece crosses the network once per link of its tree, and at every inner host
     it leaves to one child after another. More children mean a longer wait at fewer hosts.
@@ -288,7 +339,10 @@ def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes:
     """
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, there, np.int32)).path(0)
     links = np.asarray(route)
-    seconds = nbytes / inner / topology.bandwidth[links].min() / _PIECES_OF_INDEX
+    pieces = _PIECES_OF_INDEX
+    if not has_one_port(topology):
+        pieces = min(pieces, max(1, _most_pieces(topology) // inner))
+    seconds = nbytes / inner / topology.bandwidth[links].min() / pieces
     degrees = list(_DEGREES[: hosts - 1])
     if has_one_port(topology) and inner > 1:
         # The other ranks of the root's host take equal turns with the stripes of its index.
@@ -301,7 +355,46 @@ def lowest_delay(topology: Topology, inner: int, hosts: int, there: int, nbytes:
         * (topology.alpha[links].sum() + (degree + 1) * seconds)
         for degree in degrees
     }
-    return min(delays, key=lambda degree: delays[degree])
+    best = min(delays, key=lambda degree: delays[degree])
+    return delays[best], best
+
+
+def lowest_delay_across(
+    topology: Topology, inner: int, rails: int, nbytes: float
+) -> tuple[float, int]:
+    """``lowest_delay`` where hosts send on by all their ports.
+
+    A piece that has entered a host goes to the ranks beside it, and from each of these to as many
+    other hosts as their ports share evenly.
+
+    Args:
+        rails: number of ports of a host that are used, which divides the degrees that are tried.
+    """
+    routes = shortest_routes(topology, np.zeros(2, np.int32), np.array([inner, 1], np.int32))
+    across, within = (np.asarray(routes.path(place)) for place in range(2))
+    seconds = nbytes / _pieces_across(topology)[-1] / topology.bandwidth
+    level = sum(topology.alpha[path].sum() + seconds[path].sum() for path in (across, within))
+    hosts, delays = topology.num_ranks // inner, {}
+    # More stripes than ports, but not as many as hosts, of which each tree would have few pieces.
+    degrees = [rails * times for times in _TIMES_ACROSS if rails * times < hosts]
+    for degree in degrees or [hosts - 1]:
+        depth = max(_depths(tree).max() for tree in interior_disjoint(hosts, degree))
+        # Hosts that send on are served before leaves. The root's host sends each piece once.
+        inside = min(degree, (hosts - 1) // degree)
+        waits = [0, *[-(-inside // rails) - 1] * (depth - 2), -(-degree // rails) - 1]
+        delays[degree] = float(depth * level + sum(waits) * seconds[across].max())
+    best = min(delays, key=lambda degree: delays[degree])
+    return delays[best], best
+
+
+def _most_pieces(topology: Topology) -> int:
+    """The most pieces that are tried, as the default lists no more sends."""
+    return _MOST_SENDS // (topology.num_ranks - 1)
+
+
+def _pieces_across(topology: Topology) -> tuple[int, ...]:
+    """Numbers of pieces to try where hosts send on by all their ports."""
+    return tuple(min(pieces, _most_pieces(topology)) for pieces in _PIECES_ACROSS)
 
 
 def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
@@ -337,20 +430,51 @@ def interior_disjoint(hosts: int, degree: int) -> list[np.ndarray]:
     return trees
 
 
-def _of_ranks(above: np.ndarray, inner: int, rail: int, root: int, turn: int) -> np.ndarray:
-    """The parent of each rank in the tree of an index and a stripe; -1 for the root.
+def _across_rails(
+    stripes: list[np.ndarray], rails: np.ndarray
+) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """Trees of hosts, with the index by which each host is entered, int64 of shape (hosts,).
+
+    Each host sends and receives equally much by every index. As many colours as stripes are enough
+    for the edges of all trees to differ at both ends (Koenig), and colours take turns at the
+    indices. If these do not divide the stripes evenly, each stripe has several trees, in which the
+    turn is another.
+
+    Args:
+        stripes: trees of hosts, each as the parent of every host (-1 for the root's).
+        rails: the indices that are used.
+
+    Yields:
+        A tree; how many trees enter the network by the same index before it; and the indices, where
+        that of the root's host is the one of its only send.
+    """
+    degree, hosts = len(stripes), len(stripes[0])
+    src, dst = np.concatenate([above[1:] for above in stripes]), np.arange(1, hosts)
+    # A host has one number as a sender and another one as a receiver: it may do both at once.
+    colour = colour_messages(src, np.tile(dst, degree) + hosts).reshape(degree, hosts - 1)
+    left = Counter[int]()
+    for above, turn in zip(stripes, colour, strict=True):
+        for shift in range(len(rails) // math.gcd(degree, len(rails))):
+            rail = rails[(turn + shift) % len(rails)]
+            start = int(rail[np.flatnonzero(above[1:] == 0)[0]])
+            yield above, left[start], np.append(start, rail)
+            left[start] += 1
+
+
+def _of_ranks(above: np.ndarray, inner: int, rail: np.ndarray, root: int, turn: int) -> np.ndarray:
+    """The parent of each rank in the tree of a stripe; -1 for the root.
 
     Args:
         above: the parent of each host in the tree of hosts; host 0 stands for the root's host.
-        rail: the index.
-        turn: the stripe's number, so that the ranks of the root's host take turns.
+        rail: the index by which each host is entered, for host 0 the one by which it is left.
+        turn: a number, so that the ranks of the root's host take turns.
     """
     hosts = len(above)
     first = (root // inner + np.arange(hosts)) % hosts * inner
     parent = np.empty(hosts * inner, np.int64)
-    parent.reshape(hosts, inner)[:] = np.arange(hosts)[:, None] * inner + rail
-    parent[first[1:] + rail] = first[above[1:]] + rail
-    head = first[0] + rail
+    parent.reshape(hosts, inner)[first // inner] = (first + rail)[:, None]
+    parent[first[1:] + rail[1:]] = first[above[1:]] + rail[1:]
+    head = first[0] + int(rail[0])
     parent[head] = root
     if head == root:
         # The root sends its own index's stripes to two ranks, and each of these to three others.

@@ -133,6 +133,56 @@ def test_the_default_tries_them_where_many_ranks_have_switches_between():
     assert [StripedTrees().may_win(each) for each in problem] == [True, False, False]
 
 
+@pytest.fixture(scope="module")
+def many():
+    """Hosts of 4 ranks that send on by all their ports."""
+    topology = topologies.multi_rail(300, 4)
+    assert StripedTrees(nbytes=2**26)._shape(topology).across
+    return topology
+
+
+@pytest.mark.parametrize("root", [0, 601])
+def test_of_thousands_of_ranks_hosts_send_on_by_all_their_ports(many, root):
+    flow = StripedTrees(nbytes=2**26).flow(many, root)
+    weights = [int(rank == root) for rank in range(many.num_ranks)]
+    assert flow.check_load() == flow.inverse == optimum(many, weights).inverse
+    # To a rank of the root's host, and to three hosts by the network and beside the port there.
+    assert flow.height <= 1 + 2 * 3
+
+
+def test_all_ports_of_a_host_are_entered_by_equal_parts(many):
+    flow = StripedTrees(nbytes=2**26).flow(many, 0)
+    src, dst = flow.edges.src[flow.edge], flow.edges.dst[flow.edge]
+    entered = np.bincount(dst[src // 4 != dst // 4], minlength=many.num_ranks)
+    assert set(entered[4:].tolist()) == {flow.k // 4}
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_trees_by_all_ports_are_schedules(many, kind):
+    maker = StripedTrees(nbytes=2**26)
+    verify(synthesize(many, kind, maker, chunks=maker.flow(many, 5).k, root=5))
+
+
+def test_an_index_with_a_slow_rank_has_no_part_in_trees_by_all_ports():
+    topology = topologies.multi_rail(300, 4)
+    port = topology.num_ranks + 1  # of the ranks of index 1
+    slow = topology.scaled({(9, port): 0.2, (port, 9): 0.2})
+    flow = StripedTrees(nbytes=2**26).flow(slow, 0)
+    src, dst = flow.edges.src[flow.edge], flow.edges.dst[flow.edge]
+    assert set((dst[src // 4 != dst // 4] % 4).tolist()) == {0, 2, 3}
+
+
+def test_more_pieces_than_the_default_lists_are_not_tried():
+    topology = topologies.dgx_h100(512)
+    problem = Problem(topology, Collective("broadcast", topology.num_ranks))
+    (counts,) = StripedTrees(nbytes=2**26).chunk_counts(problem)
+    assert 2**23 * 0.9 <= counts[-1] * (topology.num_ranks - 1) <= 2**23
+
+
+def test_up_to_1024_ranks_each_index_has_trees_of_its_own():
+    assert not StripedTrees(nbytes=2**26)._shape(topologies.multi_rail(256, 4)).across
+
+
 def test_bad_input_is_refused():
     with pytest.raises(TopologyError, match="hosts of 5 ranks, which does not divide the 16"):
         StripedTrees(inner=5).flow(topologies.dgx_h100(2), 0)
