@@ -32,6 +32,7 @@ from jaxcoll.simulation import LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer, mean_hops
 from jaxcoll.synth.building.even_steps import with_even_steps
+from jaxcoll.synth.building.slow_links import WithoutSlowLinks
 from jaxcoll.synth.orbits import has_orbits
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
@@ -53,6 +54,8 @@ _FAR = 1.05
 # Times of the bound within which more than 128 ranks try no further candidate: on a thousand each
 # takes seconds, and has at most this to gain.
 _NEAR = 1.02
+# Times of the bound that a network without its slow links may take for these to be left unused.
+_HARDLY = 1.03
 # Sends from which on a candidate is not tried at all where the best is not far: some ten seconds.
 _HEAVY = 4 * _COSTLY
 # Weight of the first try of an algorithm that has sums and copies at once, on more than 128 ranks:
@@ -168,7 +171,9 @@ class Portfolio(Synthesizer):
     ranks wait for one another, the time of links and charges, if that is more), or where all the
     work allowed is done. Only if the best of more than 256 ranks then takes over 1.25 times the
     bound, one more is tried, with up to twice the work allowed. Of schedules that take equally long
-    the one tried first is kept.
+    the one tried first is kept. If a few links of a network of more than 128 ranks are much slower
+    than those beside them, and the bound without them is at most 3 % later, schedules do not use
+    them.
 
     The certificate names the synthesizer that won, its time, the bound and the whole table. Where
     it takes more than 1.5 times the bound on more than 128 ranks, and others were passed over for
@@ -242,6 +247,8 @@ class Portfolio(Synthesizer):
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
+        race.leave_slow_links()
+        problem = dataclasses.replace(problem, topology=race.problem.topology)
         makers = self._makers(problem)
         first = [each for each in makers if each.leads(race.problem)]
         race.finish(race.asked(first, problem))
@@ -372,7 +379,7 @@ class _Race:
         self.model = link_model(portfolio.model)
         # The bound of schedules: switches that copy and add might do better, but are not used here.
         network = self.model.bounded_by(problem.topology.forwarding_only())
-        least = bound(network, problem.collective, self.nbytes).time
+        least = self.on_links = bound(network, problem.collective, self.nbytes).time
         if self.execution is not None:
             least += least_charge(self.execution, problem.collective, float(self.nbytes))
         self.goal = self.bound = least
@@ -382,6 +389,7 @@ class _Race:
             # The race also ends at what links that work by themselves and charges take: where ranks
             # wait for one another schedules may take less (``bounds.in_order``), and seldom do.
             self.goal = max(least, self.bound)
+        self.without: WithoutSlowLinks | None = None
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
@@ -404,6 +412,17 @@ class _Race:
         self.is_limited = _SENDS_PER_PAIR * pairs > _MOST_SENDS
         self.work: float = most if portfolio.work is None else portfolio.work
         self.work_left = self.work * in_all / most
+
+    def leave_slow_links(self) -> None:
+        """Search more than 128 ranks without slow links, if the bound is hardly later for it."""
+        without = WithoutSlowLinks.of(self.problem.topology) if self.is_large else None
+        if without is None:
+            return
+        network = self.model.bounded_by(without.rest.forwarding_only())
+        least = bound(network, self.problem.collective, self.nbytes).time
+        if least <= _HARDLY * self.on_links:
+            self.without = without
+            self.problem = dataclasses.replace(self.problem, topology=without.rest)
 
     @property
     def seconds(self) -> float:
@@ -637,8 +656,9 @@ class _Race:
             "execution": "" if self.execution is None else self.execution.backend,
             "table": tuple(self.table),
         }
-        claims = self.schedule.provenance.certificate
-        return self.schedule.with_provenance(
+        schedule = self.schedule if self.without is None else self.without.on_whole(self.schedule)
+        claims = schedule.provenance.certificate
+        return schedule.with_provenance(
             Provenance(certificate={**certificate, "schedule": claims} if claims else certificate)
         )
 
