@@ -18,7 +18,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.paths import Edges
+from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.progress import Report
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
@@ -40,6 +40,7 @@ from jaxcoll.synth.building.circles import (
 )
 from jaxcoll.synth.building.derive import derive
 from jaxcoll.synth.building.sends import check_everyone
+from jaxcoll.synth.patterns.group_gather import Groups, gather_across, groups_of
 from jaxcoll.synth.patterns.leaf_gather import gather_below
 from jaxcoll.synth.patterns.weak_hosts import WeakHost, weak_host
 from jaxcoll.synth.routing.spread_routes import spread_routes
@@ -65,7 +66,8 @@ class RailGather(Synthesizer):
 
     Where a rank's link to the network is slower than usual, or its link within the host too slow to
     pass on what its rail brings, the other ranks of the host carry its shards in turn. Below leaf
-    switches of unequal numbers of ranks, those of a leaf take turns with all (``leaf_gather``).
+    switches of unequal numbers of ranks, those of a leaf take turns with all (``leaf_gather``). In
+    a dragonfly shards cross between groups by the ranks that have the links (``group_gather``).
 
     Attributes:
         parts: number of messages in which a rank passes on the shards of its rail. With more parts
@@ -89,10 +91,12 @@ class RailGather(Synthesizer):
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def leads(self, problem: Problem) -> bool:
-        """Whether there are many ranks, each with one link, below leaf switches."""
+        """Whether many ranks have one link each, below leaf switches, or are in a dragonfly."""
         topology, kind = problem.topology, problem.collective.traits
-        is_below_leaves = topology.num_ranks > _FEW_RANKS and leaf_of_rank(topology) is not None
-        return is_below_leaves and self.makes(kind) and len(problem.collective.groups) == 1
+        if topology.num_ranks <= _FEW_RANKS or len(problem.collective.groups) > 1:
+            return False
+        is_known = leaf_of_rank(topology) is not None or groups_of(topology) is not None
+        return is_known and self.makes(kind)
 
     def may_win(self, problem: Problem) -> bool:
         """Whether there are so many ranks that searches take long."""
@@ -107,6 +111,9 @@ class RailGather(Synthesizer):
         """
         check_everyone(collective, self.name)
         n = topology.num_ranks
+        groups = groups_of(topology) if self.inner is None else None
+        if groups is not None:
+            return _scheduled(topology, collective, *_by_groups(topology, groups, self.parts))
         leaves = leaves_of(topology) if self.inner is None else []
         if leaves and not ranks_per_leaf(topology):
             return _scheduled(topology, collective, *_by_leaves(topology, leaves, self.parts))
@@ -185,6 +192,14 @@ def _by_leaves(
     columns = (found.step, found.edge, found.owner)
     step, edge, owner = (column.astype(np.int32) for column in columns)
     return edges, step, edge, owner
+
+
+def _by_groups(
+    topology: Topology, groups: Groups, parts: int
+) -> tuple[Edges, np.ndarray, np.ndarray, np.ndarray]:
+    """Connections, and step, edge and owner of the sends, in the groups of a dragonfly."""
+    found = gather_across(groups, parts)
+    return shortest_routes(topology, found.src, found.dst), found.step, found.edge, found.owner
 
 
 @dataclasses.dataclass(frozen=True)
