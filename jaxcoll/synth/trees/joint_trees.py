@@ -79,6 +79,8 @@ _MANY_SENDS, _WORK, _WORK_OF_MANY = 1 << 20, 6, 4
 _LOOKS = 0.025
 # The first chunk count that auto tries has this many sends where chunks are large.
 _FEW_SENDS, _LARGE_CHUNK = 1 << 12, 8.0
+# Ranks up to which a single chunk is tried.
+_FEW_RANKS = 64
 # Ratio by which two phases must be slower, by their bounds.
 _WORTH_TRYING = 1.01
 
@@ -123,9 +125,11 @@ class JointTrees(Synthesizer):
         """More chunks share the load more evenly, in a shorter pipeline.
 
         Few large chunks are skipped: each is a large part of a slow link's load, so that they lose
-        more than by the law that auto extrapolates.
+        more than by the law that auto extrapolates. So is a single chunk of many ranks (``work``).
         """
-        topology, first = problem.topology, 1
+        topology = problem.topology
+        is_single = problem.sends == topology.num_ranks - 1 > _FEW_RANKS and not topology.is_direct
+        first = 2 if is_single else 1
         size = self.nbytes / _chunks_of_buffer(problem.collective)
         latency = float(np.median(topology.alpha) * np.median(topology.bandwidth))
         while first * problem.sends < _FEW_SENDS and size / (2 * first) > _LARGE_CHUNK * latency:
@@ -145,11 +149,15 @@ class JointTrees(Synthesizer):
         """Every tree is grown several times, and every send is planned a dozen times.
 
         The search examines all links out of each switch that it enters. With 1,024 ranks behind one
-        switch, which every rank enters towards every other, that takes minutes.
+        switch, which every rank enters towards every other, that takes minutes. So does the tree of
+        a single chunk on 128 hosts, and two chunks take a tenth of a second: a price doubles with a
+        share of all load, and where one chunk is all there is, every rank that joins the tree
+        avoids all links of those before.
         """
         topology, collective = problem.topology, problem.collective
         fans = np.bincount(topology.src, minlength=topology.num_vertices)[topology.num_ranks :]
         looks = collective.num_chunks * topology.num_ranks * int(fans.max(initial=0))
+        looks *= topology.num_ranks if collective.num_chunks == 1 else 1
         grown = 2 * self.tries if collective.traits.has_phases else 1
         planned = (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
         # On each link of its path. The longest plans of all are those of just below _MANY_SENDS.

@@ -224,3 +224,14 @@ def test_work_counts_the_links_out_of_switches():
 
     assert work(128, 1) > 1e8
     assert work(4, 64) < 3 * 2**18
+
+
+def test_a_single_chunk_of_many_ranks_behind_switches_is_not_tried():
+    """On 128 hosts its one tree takes half a minute, and the trees of two a tenth of a second."""
+    for hosts, first in ((4, 1), (32, 2), (128, 2)):
+        problem = Problem.stated(dgx_h100(hosts), "broadcast")
+        assert JointTrees(nbytes=1024).chunk_counts(problem)[0][0] == first
+    assert JointTrees(nbytes=1024).work(problem) > 2**21 > JointTrees().work(problem.with_chunks(2))
+    assert (
+        JointTrees(nbytes=1024).chunk_counts(Problem.stated(torus(12, 12), "broadcast"))[0][0] == 1
+    )
