@@ -50,9 +50,9 @@ from jaxcoll.trees import TreeFlow
 _FEW_RANKS = 64
 # Numbers of pieces that the data are cut into. Few are tried: these show whether more pieces gain
 # anything. If ranks have a single link out, the sends are ordered one by one, which takes twice the
-# time, so that fewer pieces are tried, and no more than lead to the most sends.
+# time, so that fewer pieces are tried.
 _PIECES = (8, 128, 1024, 3072, 6144)
-_PIECES_BY_ONE_PORT, _MOST_BY_ONE_PORT = (8, 384, 1536, 4608), 3 * 2**19
+_PIECES_BY_ONE_PORT = (8, 384, 1536, 4608)
 # Up to this number of ranks trees of each index are low enough, and a reduce takes less time in
 # them: on rails of 1,024 ranks, 64 MiB in about 3,000 pieces take 1.11 times the bound, instead of
 # 1.13 where hosts send on by all their ports. A broadcast takes 1.07 there either way; on DGX H100
@@ -133,21 +133,27 @@ class StripedTrees(Synthesizer):
             return (tuple(sorted({trees * max(1, each // trees) for each in pieces})),)
         trees, numbers = degree * rails, _PIECES
         if has_one_port(topology):
-            most = max(_MOST_BY_ONE_PORT // topology.num_ranks, _PIECES_BY_ONE_PORT[1])
-            numbers = tuple(pieces for pieces in _PIECES_BY_ONE_PORT if pieces <= most)
+            numbers = _PIECES_BY_ONE_PORT
+            most = _most_pieces(topology)
+            if most < numbers[-1]:
+                most = most // trees * trees or trees
+                numbers = (*(pieces for pieces in numbers if 2 * pieces <= most), most)
         return (tuple(sorted({trees * -(-pieces // trees) for pieces in numbers})),)
 
     def work(self, problem: Problem) -> float:
         """Every send is put in order and simulated on each link of its path."""
         topology, inner = problem.topology, self._shape(problem.topology).inner
         n = topology.num_ranks
-        # The ways from rank 0 to the first rank of each host, and from it to one beside it.
+        # The ways from rank 0 to the first rank of each host, and to those beside it. Where a side
+        # of a grid stands for a host, these are as long.
         leaves = self._leaves(topology)
-        first = [ranks[0] for ranks in leaves] or np.arange(0, n, inner)
-        there = np.append(first[1:], 1)
+        first = np.asarray([ranks[0] for ranks in leaves] or np.arange(0, n, inner))
+        beside = np.asarray(leaves[0] if leaves else np.arange(inner))[1:]
+        there = np.concatenate([first[1:], beside])
         hops = shortest_routes(topology, np.zeros_like(there), there).hops
         across = len(first) - 1
-        crossed = hops[:-1].sum() + (n - 1 - across) * hops[-1]
+        within = hops[across:].mean() if len(beside) else 0.0
+        crossed = hops[:across].sum() + (n - 1 - across) * within
         return max(1.0, float(crossed) / (n - 1) / 2) * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -339,9 +345,10 @@ def lowest_delay(
     """
     route = shortest_routes(topology, np.zeros(1, np.int32), np.full(1, there, np.int32)).path(0)
     links = np.asarray(route)
-    pieces = _PIECES_OF_INDEX
-    if not has_one_port(topology):
-        pieces = min(pieces, max(1, _most_pieces(topology) // inner))
+    most = _most_pieces(topology)
+    if has_one_port(topology):
+        most = min(most, _PIECES_BY_ONE_PORT[-1])
+    pieces = min(_PIECES_OF_INDEX, max(1, most // inner))
     seconds = nbytes / inner / topology.bandwidth[links].min() / pieces
     degrees = list(_DEGREES[: hosts - 1])
     if has_one_port(topology) and inner > 1:

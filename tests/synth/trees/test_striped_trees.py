@@ -271,9 +271,10 @@ def test_a_slow_rank_below_a_leaf_sends_nothing():
 def test_more_ranks_below_leaves_are_tried_with_fewer_pieces():
     few, many = (
         StripedTrees().chunk_counts(Problem(each, Collective("broadcast", each.num_ranks)))[0]
-        for each in (topologies.fat_tree(4, 4), topologies.fat_tree(4, 5))
+        for each in (topologies.fat_tree(4, 4), topologies.fat_tree(4, 6))
     )
     assert max(few) >= 4608 > max(many) >= 1536
+    assert max(many) * 4095 <= 2**23
 
 
 def test_of_little_data_late_pieces_wait_for_early_ones():
@@ -282,3 +283,10 @@ def test_of_little_data_late_pieces_wait_for_early_ones():
     schedule = synthesize(topology, "broadcast", StripedTrees(nbytes=2**20), chunks=4 * 63 * 7)
     least = bound(topology.forwarding_only(), "broadcast", 2**20).time
     assert simulate(schedule, 2**20).time <= 1.35 * least
+
+
+def test_its_work_counts_the_ways_along_a_side_of_a_grid():
+    """A ring stands for one host there: every piece goes a quarter of the way round, on average."""
+    for side in (128, 512):
+        problem = Problem.stated(topologies.ring(side), "broadcast")
+        assert StripedTrees().work(problem) == pytest.approx(side / 8 * problem.sends, rel=0.02)
