@@ -257,6 +257,7 @@ class Portfolio(Synthesizer):
         is_found = race.schedule is not None and problem.sends > _LISTED_BESIDE
         if not (race.is_over or is_found):
             race.finish(race.asked([each for each in makers if each not in first], problem))
+        race.try_members_alone()
         return race.certified()
 
     def candidates(self, problem: Problem) -> list[_Climb]:
@@ -444,7 +445,7 @@ class _Race:
         found: list[_Climb] = []
         for maker in makers:
             # Of thousands of ranks some take many seconds to say which counts are worth trying.
-            if time.perf_counter() > problem.until:
+            if time.perf_counter() > self._latest:
                 self.needed = min(self.needed, _SEND_SECONDS * problem.sends)
                 break
             found += _climbs([maker], problem)
@@ -465,12 +466,52 @@ class _Race:
         if self._is_far and self.aside:
             self._race(self.aside, ignore_work_limit)
         may_exceed = self.is_limited and self.portfolio.work is None
-        if may_exceed and self.left_out and self.seconds > _TOO_FAR * self.goal:
-            work, synthesizer, count = min(self.left_out, key=lambda each: each[0])
+        hopeful = [each for each in self.left_out if each[1].may_win(self.problem)]
+        if may_exceed and hopeful and self.seconds > _TOO_FAR * self.goal:
+            work, synthesizer, count = min(hopeful, key=lambda each: each[0])
             if work <= 2 * self.work:
                 del self.tried[synthesizer, count], self.passed_over[synthesizer.name]
                 self.left_out.clear()
                 self.run(_Climb(synthesizer, [count]), ignore_work_limit=True)
+
+    def try_members_alone(self) -> None:
+        """Try the network of the members alone, where ranks of no group help and the best is far.
+
+        Every synthesizer is defined there, and few are where others may help.
+        """
+        what = self.problem.collective
+        leaves_out = sum(map(len, what.groups)) < what.num_ranks
+        is_late = time.perf_counter() > self.problem.until
+        if not (what.helpers and leaves_out and self._is_far) or is_late:
+            return
+        alone = self.problem.of(dataclasses.replace(what, helpers=False))
+        network = self.model.bounded_by(self.problem.topology.forwarding_only())
+        try:
+            if bound(network, alone.collective, self.nbytes).time >= self.seconds:
+                return
+            made = fastest(self.portfolio, alone)
+        except JaxcollError:  # such as that members reach each other only over others
+            return
+        schedule = Schedule(
+            self.problem.topology,
+            dataclasses.replace(made.collective, helpers=True),
+            made.edges,
+            made.step_ptr,
+            made.edge,
+            made.chunk,
+            made.reduce,
+            made.provenance,
+        )
+        taken = simulate(schedule, self.nbytes, self.model, execution=self.execution).exact_time
+        self.table.append(
+            {
+                "candidate": "members alone",
+                "chunks": made.collective.chunks_per_shard,
+                "time": float(taken),
+            }
+        )
+        if self.time is None or taken < self.time:
+            self.time, self.schedule, self.chosen = taken, schedule, self.portfolio
 
     def _race(self, climbs: list[_Climb], ignore_work_limit: bool) -> None:
         tolerance = self.portfolio.tolerance
@@ -583,12 +624,22 @@ class _Race:
         """Why the next count of a climb would end after the deadline; empty if it would not."""
         if self.problem.until == float("inf"):
             return ""
-        left = self.problem.until - time.perf_counter()
+        now = time.perf_counter()
+        left = self.problem.until - now
         needed = self.work_of(climb) * self.pace.get(climb.synthesizer.name, _SEND_SECONDS)
-        if needed <= left:
+        if needed <= self._latest - now:
             return ""
         self.needed = min(self.needed, needed)
         return f"takes about {needed:.2g} s, {max(left, 0.0):.2g} are left until the deadline"
+
+    @property
+    def _latest(self) -> float:
+        """The time of ``time.perf_counter`` by which the next candidate has to end.
+
+        The first may take as long again as the deadline: at that point most of the time has gone
+        into bounds and compiled code, which no other call may need, and a refusal would waste it.
+        """
+        return self.problem.until + (self.problem.deadline if self.schedule is None else 0.0)
 
     def refuse_if_late(self) -> None:
         """Refuse a deadline that left out candidates where no other made a schedule.
@@ -658,6 +709,9 @@ class _Race:
         }
         schedule = self.schedule if self.without is None else self.without.on_whole(self.schedule)
         claims = schedule.provenance.certificate
+        if self.chosen is self.portfolio:  # for the members alone, who chose one themselves
+            named = {key: claims[key] for key in ("chosen", "synthesizer") if key in claims}
+            certificate |= named
         return schedule.with_provenance(
             Provenance(certificate={**certificate, "schedule": claims} if claims else certificate)
         )

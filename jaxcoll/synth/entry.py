@@ -107,8 +107,9 @@ def synthesize(
         model: how long messages take on links, see ``simulate``. When omitted "astra"; for a
             ``Portfolio``, its own.
         deadline: seconds, counted from the call. The search begins no candidate that would end
-            later by its estimated work, and takes the fastest schedule so far. The choice then
-            depends on the machine's speed. The proof of the schedule comes after the deadline.
+            later by its estimated work, and takes the fastest schedule so far; only the first one
+            may take as long again. The choice then depends on the machine's speed. The proof of the
+            schedule comes after the deadline.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
             seconds so far and their bound. When omitted, a search on more than 128 ranks or of more

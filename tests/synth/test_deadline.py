@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxcoll import progress, topologies
+from jaxcoll import bound, progress, topologies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.synth import ForestColl, auto, synthesize
 
@@ -43,6 +43,23 @@ def test_a_deadline_that_is_too_short_says_what_would_do(name, chunks):
     assert synthesize(
         topology, "all_gather", name, chunks=chunks, nbytes=2**20, deadline=max(enough, 10)
     )
+
+
+def test_the_first_schedule_may_take_as_long_again_as_the_deadline(monkeypatch):
+    """So what a refusal names also suffices on a machine that is three times as slow by then."""
+    topology, now, seconds = topologies.dgx_h100(2), [0.0], [1.0]
+
+    def slow(*given, **more):
+        now[0] += seconds[0]
+        return bound(*given, **more)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("jaxcoll.synth.auto.bound", slow)
+    with pytest.raises(CollectiveError, match=r"give deadline= of (.*) s or more") as refused:
+        synthesize(topology, "all_gather", nbytes=2**20, deadline=0.1)
+    enough = float(str(refused.value).split("deadline= of ")[1].split(" s or")[0])
+    now[0], seconds[0] = 0.0, 3.0
+    assert synthesize(topology, "all_gather", nbytes=2**20, deadline=enough).num_sends
 
 
 def test_after_the_deadline_no_synthesizer_is_asked_for_its_counts_of_chunks(monkeypatch):
