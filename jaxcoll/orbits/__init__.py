@@ -103,8 +103,9 @@ class OrbitSchedule(Schedule):
     link of a path, and no path has two links of one class. Then exactly one message of a class
     crosses each link of a class, and ties are broken in the same order on all of these links.
 
-    Equality and hash are by the orbit and the translations: ``expand()`` equals schedules whose
-    sends were listed from the start.
+    Equality and hash are by the orbit and the translations, so that comparing lists nothing: it
+    differs from any ``Schedule``, and ``expand()`` equals those whose sends were listed from the
+    start.
 
     Attributes:
         orbit: the sends of rank 0's shard, a schedule of ``shard_of_one``.
@@ -196,6 +197,16 @@ class OrbitSchedule(Schedule):
         return int(self.messages_in_step.sum())
 
     @functools.cached_property
+    def message_ptr(self) -> np.ndarray:
+        """First send of each message, and the number of sends; int64 (messages + 1,). Listed now.
+
+        Raises:
+            ScheduleError: there are more than 67,108,864 sends.
+        """
+        self.check_listed()
+        return super().message_ptr
+
+    @functools.cached_property
     def messages_in_step(self) -> np.ndarray:
         """Number of messages of each step, of all ranks together; int64 of shape (steps,)."""
         # A rank sends one message per step and class of edges.
@@ -243,7 +254,8 @@ class OrbitSchedule(Schedule):
         if self.num_sends > MOST_SENDS:
             raise ScheduleError(
                 f"{self} has {self.num_sends} sends in all, and at most {MOST_SENDS} are listed; "
-                f"sends_of(rank) lists those of one rank"
+                f"in Python sends_of(rank) lists those of one rank; verify, prove, simulate and "
+                f"show work without the list"
             )
 
     def expand(self) -> Schedule:

@@ -66,6 +66,13 @@ class Translations:
             TopologyError: the generators do not make such a group.
         """
         network, images = self.topology, self.generators
+        # Generators of order 2 and more multiply to at most as many symmetries as there are ranks.
+        most = network.num_ranks.bit_length() - 1
+        if len(images) > most:
+            raise TopologyError(
+                f"translations of {network.num_ranks} ranks have at most {most} generators, got "
+                f"{len(images)}; leave out those that the others make up"
+            )
         for number, image in enumerate(images):
             if not _is_symmetry(network, image):
                 raise TopologyError(

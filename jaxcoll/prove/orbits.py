@@ -54,6 +54,8 @@ def _whole(one: What) -> What:
 
 def _check_translations(network: Network, images: list[list[int]]) -> None:
     """Check that products of the generators' powers take rank 0 to each rank in exactly one way."""
+    if len(images) >= network.ranks.bit_length():
+        raise NotProved(f"{len(images)} generators are too many for {network.ranks} ranks")
     for number, image in enumerate(images):
         if not network.has_symmetry(image):
             raise NotProved(f"generator {number} does not map the network onto itself")
@@ -68,8 +70,7 @@ def _check_translations(network: Network, images: list[list[int]]) -> None:
         for _ in range(order - 1):
             layers.append([image[v] for v in layers[-1]])
         reached = [v for layer in layers for v in layer]
-    missing = set(range(network.ranks)) - set(reached)
-    if missing:
+    if missing := set(range(network.ranks)) - set(reached):
         raise NotProved(f"no symmetry takes rank 0 to rank {min(missing)}", min(missing))
 
 
@@ -94,8 +95,7 @@ def _check_edges(file: File, images: list[list[int]]) -> None:
     for number, edge in enumerate(file.edges):
         orbits = [of[link] for link in edge.links]
         if any(size[orbit] < file.what.ranks for orbit in orbits):
-            text = f"edge {number} crosses a link that a symmetry leaves in place"
-            raise NotProved(text, edge.src)
+            raise NotProved(f"a symmetry leaves a link of edge {number} in place", edge.src)
         if len(set(orbits)) < len(orbits):
             raise NotProved(f"edge {number} crosses two links of one orbit", edge.src)
 

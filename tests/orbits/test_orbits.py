@@ -287,6 +287,34 @@ def test_what_cannot_be_made_is_refused():
         schedule.sends_of(4)
 
 
+def test_no_more_generators_than_symmetries_can_have_are_looked_at():
+    """A file with 100,000 of them kept its reader busy for minutes."""
+    topology = jc.topologies.torus(8, 8)
+    images = translations_of(topology).generators
+    Translations(topology, images)
+    many = np.broadcast_to(images[0], (100_000, 64))
+    with pytest.raises(TopologyError, match="64 ranks have at most 6 generators, got 100000"):
+        Translations(topology, many)
+
+
+def test_no_column_of_too_many_sends_is_listed():
+    orbit = jc.synthesize_orbit(jc.topologies.torus(96, 96), "all_to_all", chunks=1)
+    compact = {"collective", "digest", "edge_classes", "is_copying", "messages_in_step",
+               "num_messages", "num_sends", "num_steps", "orbit", "provenance", "topology",
+               "translations"}  # fmt: skip
+    for name in {name for name in dir(orbit) if not name.startswith("_")} - compact:
+        if callable(getattr(OrbitSchedule, name, None)):
+            continue
+        with pytest.raises(ScheduleError, match="at most 67108864 are listed"):
+            getattr(orbit, name)
+
+
+def test_a_collective_is_no_kind():
+    what = collective.Collective("all_gather", 16, groups=((0, 1),))
+    with pytest.raises(CollectiveError, match="takes the name of a kind, for all ranks, got Coll"):
+        jc.synthesize_orbit(jc.topologies.torus(4, 4), what)  # type: ignore[arg-type]
+
+
 def test_an_orbit_that_is_not_timed_as_its_sends_is_refused():
     ring = jc.topologies.ring(4)
     where = translations_of(ring)

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.bounds.symmetries import Symmetries
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.kinds import Kind, kind_of
 from jaxcoll.links import group_by
@@ -98,6 +99,11 @@ def synthesize_orbit(
             equally long for all ranks.
     """
     began = time.perf_counter()
+    if isinstance(kind, Collective):
+        raise CollectiveError(
+            f"synthesize_orbit takes the name of a kind, for all ranks, got {kind}; synthesize "
+            "takes a Collective"
+        )
     what = kind_of(kind)
     if what.one_shard_name is None:
         raise CollectiveError(

@@ -154,7 +154,7 @@ class StripedTrees(Synthesizer):
         across = len(first) - 1
         within = hops[across:].mean() if len(beside) else 0.0
         crossed = hops[:across].sum() + (n - 1 - across) * within
-        return max(1.0, float(crossed) / (n - 1) / 2) * problem.sends
+        return max(1.0, float(crossed) / max(n - 1, 1) / 2) * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
