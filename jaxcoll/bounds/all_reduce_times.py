@@ -230,6 +230,19 @@ class Latencies:
         n, vertices = self.topology.num_ranks, self.topology.num_vertices
         return self.to_nearest(np.arange(vertices), np.arange(n))
 
+    @functools.cached_property
+    def for_everyone(self) -> Latencies:
+        """These latencies, for terms in which all ranks are equal.
+
+        Those of a root's data as a whole have no symmetries. But which ranks a copy can still reach
+        before the end does not depend on the root, if all ranks need it.
+        """
+        if self.symmetries is None or len(self.symmetries.images):
+            return self
+        found = Latencies(self.topology, Symmetries.of(self.topology))
+        found.__dict__.update(_ahead=self._ahead, _behind=self._behind)
+        return found
+
     def transpose(self) -> Latencies:
         """The latencies of the network with every link reversed."""
         if self.symmetries is not None:

@@ -382,8 +382,9 @@ def passed_on(latencies: Latencies, what: Collective, size: float) -> float:
         early = latencies.from_some(np.array([root]), topology.src[out])[0]
         bandwidth = topology.bandwidth[out]
         away = topology.alpha[out] + latencies.to_nearest(topology.dst[out], outside)
-        if _is_cheap(latencies, topology.dst[leaves]):
-            ends = last_moments(latencies, np.flatnonzero(leaves), members, part)
+        ahead = latencies.for_everyone if len(members) == n else latencies
+        if _is_cheap(ahead, topology.dst[leaves]):
+            ends = last_moments(ahead, np.flatnonzero(leaves), members, part)
         else:
             onward = latencies.to_nearest(topology.dst[leaves], members)
             ends = [LastMoments(float((topology.alpha[leaves] + onward).min()), 0.0)]
@@ -417,7 +418,13 @@ def _onward(
     topology = latencies.topology
     heads, head = np.unique(topology.dst[leaves], return_inverse=True)
     is_parted = len(np.unique(part[targets])) < len(targets)
-    if not (needs.is_common and is_parted and _is_cheap(latencies, heads)):
+    ahead, members = latencies, targets
+    others = np.setdiff1d(np.arange(topology.num_ranks), targets)
+    if np.isin(others, needs.sources).all() and np.isin(part[others], part[targets]).all():
+        # The targets are all ranks but a root. With it their latencies can only fall, and of equal
+        # ranks one is enough.
+        ahead, members = latencies.for_everyone, np.arange(topology.num_ranks)
+    if not (needs.is_common and is_parted and _is_cheap(ahead, heads)):
         return latencies.to_nearest(heads, targets)[head][:, None]
     links = np.flatnonzero(leaves)
-    return late_shares(latencies, links, targets, part) - topology.alpha[links][:, None]
+    return late_shares(ahead, links, members, part) - topology.alpha[links][:, None]

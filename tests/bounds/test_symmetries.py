@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll import topologies
-from jaxcoll.bounds import bound, distances, lower_bounds, times
+from jaxcoll.bounds import bound, cuts, distances, lower_bounds, times
 from jaxcoll.bounds.cuts import needs_of
 from jaxcoll.bounds.distances import transport_bound
 from jaxcoll.bounds.needs import Listed, OfGroups
@@ -54,6 +54,28 @@ def test_bounds_by_equivalent_vertices_are_the_bounds(topology, kind):
             assert terms(network, what, large=1) == pytest.approx(
                 terms(network, what), rel=1e-12
             ), what
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].has_root])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        topologies.dgx_h100(4).forwarding_only(),
+        topologies.multi_rail(3, 2),
+        topologies.fat_tree(4, 2),
+        topologies.torus(3, 4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nbytes", [2**10, 2**20])
+def test_a_root_is_bounded_from_one_of_equal_ranks(topology, kind, nbytes):
+    """With thousands of ranks, latencies from each of them would take seconds."""
+    root = (1,) if KINDS[kind].has_roots else 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuts, "_MOST_MAKERS", 1)
+        found = terms(topology, Collective(kind, topology.num_ranks, root=root), nbytes, large=1)
+    whole = terms(topology, Collective(kind, topology.num_ranks, root=root), nbytes)
+    assert found == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("topology", [topologies.torus(3, 4), topologies.dgx_h100(2)], ids=str)
