@@ -84,19 +84,30 @@ def fat_tree(
 
 
 def _rotation(arity: int, levels: int, digit: int) -> tuple[int, ...]:
-    """The symmetry that adds one to a digit of all ranks, and of all switches that have it."""
+    """A symmetry that adds one to a digit of all ranks.
+
+    The digits of a lowest switch are those of the ranks below it without the last. Upwards it is
+    one digit after the other, from the last on, that may change, so that the lower digits of a
+    switch tell by which of several equal ways it is reached, and the others what is below it. Equal
+    ways may be exchanged as one likes. Here way i turns with digit i of the ranks, so that no
+    product of these symmetries but the identity keeps any link: a link between two levels has the
+    ways of the lower digits and, with the digit by which it leads down, those of all others.
+    """
     ranks, row = arity**levels, arity ** (levels - 1)
 
     def add_one(numbers: np.ndarray, place: int) -> np.ndarray:
         old = numbers // place % arity
         return numbers + ((old + 1) % arity - old) * place
 
-    # The digits of a lowest switch are those of the ranks below it without the last, so the last
-    # digit of a rank moves no switch.
-    moved = np.arange(row) if digit == 0 else add_one(np.arange(row), arity ** (digit - 1))
-    switches = [ranks + level * row + moved for level in range(levels)]
-    image = np.concatenate([add_one(np.arange(ranks), arity**digit), *switches])
-    return tuple(int(v) for v in image)
+    image = [add_one(np.arange(ranks), arity**digit)]
+    for level in range(levels):
+        here = np.arange(row)
+        if digit < level:
+            here = add_one(here, arity**digit)
+        elif digit > level:
+            here = add_one(here, arity ** (digit - 1))
+        image.append(ranks + level * row + here)
+    return tuple(int(v) for v in np.concatenate(image))
 
 
 def leaf_spine(
@@ -143,6 +154,32 @@ def leaf_spine(
         speeds * 2,  # type: ignore[arg-type]
         num_vertices=n + leaves + spines,
         name=f"leaf-spine {leaves}x{ranks} under {spines}" + (f", {ratio}:1" if ratio != 1 else ""),
+        generators=_turns(leaves, ranks, spines),
+    )
+
+
+def _turns(leaves: int, ranks: int, spines: int) -> tuple[tuple[int, ...], ...]:
+    """Symmetries of a leaf-spine network: the leaves turn, and the ranks below every leaf.
+
+    With at least as many spines as ranks below a leaf, which divide them, spines turn with these
+    ranks, so that no product of the two symmetries but the identity keeps any link.
+    """
+    leaf, rank, spine = np.arange(leaves), np.arange(ranks), np.arange(spines)
+    by = spines // ranks if spines % ranks == 0 else 0
+    found = [(leaf, (rank + 1) % ranks, (spine + by) % spines)] if ranks > 1 else []
+    if leaves > 1:
+        found.append(((leaf + 1) % leaves, rank, spine))
+    first = leaves * ranks
+    return tuple(
+        tuple(
+            int(v)
+            for v in [
+                *(moved[:, None] * ranks + port).ravel(),
+                *(first + moved),
+                *(first + leaves + above),
+            ]
+        )
+        for moved, port, above in found
     )
 
 

@@ -31,6 +31,8 @@ NETWORKS = (
     jc.topologies.dgx_h100(3),
     jc.topologies.multi_rail(3, 4),
     jc.topologies.switch(5),
+    jc.topologies.fat_tree(2, 3),
+    jc.topologies.leaf_spine(3, 2, 4, oversubscription=2),
     GroupNetwork((7,), ((1,), (2,))).topology(),  # links one way only
     GroupNetwork((4,), ((1,), (1,), (-1,))).topology(),  # parallel links
 )
@@ -251,7 +253,7 @@ def test_networks_without_translations_are_refused():
         with pytest.raises(TopologyError, match="synthesize takes any network"):
             jc.synthesize_orbit(broken, "all_gather")
     with pytest.raises(TopologyError, match="leave some links"):
-        jc.synthesize_orbit(jc.topologies.fat_tree(2, 2), "all_gather")
+        jc.synthesize_orbit(jc.topologies.leaf_spine(2, 2, 1), "all_gather")
 
 
 @pytest.mark.parametrize("kind", ["all_to_all", "all_gather"])
@@ -338,3 +340,16 @@ def test_all_to_all_of_a_thousand_ranks_is_near_the_bound():
     assert jc.simulate(schedule, 2**26).time <= 1.01 * least
     with pytest.raises(ScheduleError, match="sends_of"):
         jc.synthesize_orbit(topology, "all_to_all", nbytes=2**26, chunks=8).expand()
+
+
+@given(st.integers(2, 4), st.integers(1, 4))
+def test_translations_of_fat_trees_keep_no_link(arity, levels):
+    found = translations_of(jc.topologies.fat_tree(arity, levels))
+    assert found.moduli == (arity,) * levels
+    assert found.is_free.all()
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8))
+def test_translations_of_leaves_keep_no_link_where_spines_turn_with_ranks(leaves, ranks, spines):
+    topology = jc.topologies.leaf_spine(leaves, ranks, spines)
+    assert translations_of(topology).is_free.all() == (spines % ranks == 0)
