@@ -14,6 +14,8 @@ replayed, with one bit per (rank, chunk).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -89,9 +91,10 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     # Chunks never meet, so they are proved in parts; the fault of the lowest step is the one
     # reported, as if all had been replayed together.
     at_once = max(1, _PAIRS_AT_ONCE // collective.num_ranks)
+    table = np.zeros(collective.num_ranks * min(at_once, collective.num_chunks), np.int8)
     found = [
-        _first_fault(schedule, begin, min(begin + at_once, collective.num_chunks))
-        for begin in range(0, collective.num_chunks, at_once)
+        _first_fault(schedule, begin, min(begin + at_once, collective.num_chunks), sends, table)
+        for begin, sends in _in_parts(schedule, at_once)
     ]
     during = [fault for fault in found if isinstance(fault, _Fault)]
     if during:
@@ -127,36 +130,75 @@ class _Missing(NamedTuple):
     count: int
 
 
-def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing | None:
-    """Replay the sends of chunks ``begin..end - 1``."""
+def _in_parts(schedule: Schedule, at_once: int) -> Iterator[tuple[int, np.ndarray | slice]]:
+    """The first chunk of every part of ``at_once`` chunks, and the sends of the part, rising."""
+    chunks = schedule.collective.num_chunks
+    if chunks <= at_once:
+        yield 0, slice(None)
+        return
+    # A thousand parts that look at all sends each take minutes where one takes a second.
+    parts = -(-chunks // at_once)
+    part = (schedule.chunk // at_once).astype(np.uint16 if parts <= 2**16 else np.int64)
+    order, ptr = np.argsort(part, kind="stable"), np.cumsum(np.bincount(part, minlength=parts))
+    for number, (first, last) in enumerate(itertools.pairwise([0, *ptr.tolist()])):
+        yield number * at_once, order[first:last]
+
+
+def _first_fault(
+    schedule: Schedule, begin: int, end: int, sends: np.ndarray | slice, table: np.ndarray
+) -> _Fault | _Missing | None:
+    """Replay the sends of chunks ``begin..end - 1``.
+
+    Args:
+        sends: the numbers of these sends, rising; or all.
+        table: zeros, int8, for as many (rank, chunk) pairs at least; zeros again afterwards.
+    """
     collective, edges, step_ptr = schedule.collective, schedule.edges, schedule.step_ptr
-    complete = collective.contributions[begin:end]
-    held = _held_before(collective, begin, end)
+    if not isinstance(sends, slice):
+        step_ptr = np.searchsorted(sends, step_ptr)
+    columns = schedule.edge[sends], schedule.chunk[sends], schedule.reduce[sends]
+    held = _held_before(collective, begin, end, table)
+    found = _replayed(schedule, begin, sends, step_ptr, columns, held)
+    if found is None:
+        rank, place = _lacking(collective, begin, end, held)
+        if len(rank):
+            have = max(int(held[rank[0], place[0]]), 0)
+            found = _Missing(int(rank[0]), begin + int(place[0]), have, len(rank))
+    if collective.traits.moves:
+        edge, chunk, _ = columns
+        held[edges.dst[edge], chunk - begin] = 0
+        held[collective.ends(collective.traits.before)[begin:end], np.arange(end - begin)] = 0
+    return found
+
+
+def _replayed(
+    schedule: Schedule,
+    begin: int,
+    sends: np.ndarray | slice,
+    step_ptr: np.ndarray,
+    columns: tuple[np.ndarray, ...],
+    held: np.ndarray,
+) -> _Fault | None:
+    """Replay some sends on what ranks hold; the first fault of them."""
+    edges = schedule.edges
+    complete = schedule.collective.contributions[begin : begin + held.shape[1]]
     for first, last in spans(step_ptr, _SENDS_AT_ONCE):
         code, send = _replay(
-            step_ptr[first : last + 1],
-            schedule.edge,
-            schedule.chunk,
-            schedule.reduce,
-            (edges.src, edges.dst),
-            begin,
-            complete,
-            held,
+            step_ptr[first : last + 1], *columns, (edges.src, edges.dst), begin, complete, held
         )
         if code != _OK:
-            return _explained(schedule, code, send, begin, held)
-    rank, place = _lacking(collective, begin, end, held)
-    if not len(rank):
-        return None
-    have = max(int(held[rank[0], place[0]]), 0)
-    return _Missing(int(rank[0]), begin + int(place[0]), have, len(rank))
+            number = send if isinstance(sends, slice) else int(sends[send])
+            return _explained(schedule, code, number, begin, held)
+    return None
 
 
-def _held_before(collective: Collective, begin: int, end: int) -> np.ndarray:
+def _held_before(collective: Collective, begin: int, end: int, table: np.ndarray) -> np.ndarray:
     """Contributions that each rank holds of chunks ``begin..end - 1``, of shape (ranks, chunks)."""
     shape = (collective.num_ranks, end - begin)
-    if collective.traits.moves:  # one rank has a chunk: of 1,024 ranks the others are most of all
-        held = np.zeros(shape, np.int8)
+    if collective.traits.moves:
+        # One rank has a chunk, and few get it: of 1,024 ranks the others are nearly all, and
+        # writing their zeros for every part would take most of the time.
+        held = table[: shape[0] * shape[1]].reshape(shape)
         held[collective.ends(collective.traits.before)[begin:end], np.arange(end - begin)] = 1
         return held
     held = collective.holds(np.arange(shape[0])[:, None], np.arange(begin, end))

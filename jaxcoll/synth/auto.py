@@ -69,7 +69,7 @@ _SEND_SECONDS = 1e-6
 _LISTED_BESIDE = 2**23
 # Sends of one chunk per shard beyond which no second schedule is listed where the first is at most
 # ``_TOO_FAR`` from the bound: with 4,096 ranks an all_reduce takes half a minute and 2 GB.
-_ALONE = 2**24
+_ALONE = 2**23
 # Times of the bound beyond which more than 256 ranks try one candidate that takes up to twice the
 # work allowed: with a thousand some twenty seconds, which took an all_to_all on a random graph from
 # 1.46 to 1.13 times the bound. Beyond the second the user is told what was left out.
