@@ -90,12 +90,9 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
         return  # groups of one rank: every chunk is where it must be
     # Chunks never meet, so they are proved in parts; the fault of the lowest step is the one
     # reported, as if all had been replayed together.
-    at_once = max(1, _PAIRS_AT_ONCE // collective.num_ranks)
-    table = np.zeros(collective.num_ranks * min(at_once, collective.num_chunks), np.int8)
-    found = [
-        _first_fault(schedule, begin, min(begin + at_once, collective.num_chunks), sends, table)
-        for begin, sends in _in_parts(schedule, at_once)
-    ]
+    most = max(_PAIRS_AT_ONCE, collective.num_ranks)
+    table = np.zeros(min(most, collective.num_ranks * collective.num_chunks), np.int8)
+    found = [_first_fault(schedule, *part, table) for part in _in_parts(schedule)]
     during = [fault for fault in found if isinstance(fault, _Fault)]
     if during:
         raise min(during, key=lambda fault: fault.at).error
@@ -130,18 +127,19 @@ class _Missing(NamedTuple):
     count: int
 
 
-def _in_parts(schedule: Schedule, at_once: int) -> Iterator[tuple[int, np.ndarray | slice]]:
-    """The first chunk of every part of ``at_once`` chunks, and the sends of the part, rising."""
+def _in_parts(schedule: Schedule) -> Iterator[tuple[int, int, np.ndarray | slice]]:
+    """Parts of the chunks: the first chunk, the one after the last, and their sends, rising."""
     chunks = schedule.collective.num_chunks
+    at_once = max(1, _PAIRS_AT_ONCE // schedule.collective.num_ranks)
     if chunks <= at_once:
-        yield 0, slice(None)
+        yield 0, chunks, slice(None)
         return
     # A thousand parts that look at all sends each take minutes where one takes a second.
     parts = -(-chunks // at_once)
     part = (schedule.chunk // at_once).astype(np.uint16 if parts <= 2**16 else np.int64)
     order, ptr = np.argsort(part, kind="stable"), np.cumsum(np.bincount(part, minlength=parts))
     for number, (first, last) in enumerate(itertools.pairwise([0, *ptr.tolist()])):
-        yield number * at_once, order[first:last]
+        yield number * at_once, min((number + 1) * at_once, chunks), order[first:last]
 
 
 def _first_fault(
