@@ -68,7 +68,8 @@ _SEND_SECONDS = 1e-6
 # that does not: a gigabyte, and minutes.
 _LISTED_BESIDE = 2**23
 # Sends of one chunk per shard beyond which no second schedule is listed where the first is at most
-# ``_TOO_FAR`` from the bound: with 4,096 ranks an all_reduce takes half a minute and 2 GB.
+# ``_TOO_FAR`` from the bound: with 4,096 ranks an all_to_all, of nearly 2**24 sends, takes a minute
+# or two and 3 to 4 GB.
 _ALONE = 2**23
 # Times of the bound beyond which more than 256 ranks try one candidate that takes up to twice the
 # work allowed: with a thousand some twenty seconds, which took an all_to_all on a random graph from

@@ -164,23 +164,15 @@ def _turns(leaves: int, ranks: int, spines: int) -> tuple[tuple[int, ...], ...]:
     With at least as many spines as ranks below a leaf, which divide them, spines turn with these
     ranks, so that no product of the two symmetries but the identity keeps any link.
     """
-    leaf, rank, spine = np.arange(leaves), np.arange(ranks), np.arange(spines)
+    leaf, port, spine = np.arange(leaves), np.arange(ranks), np.arange(spines)
     by = spines // ranks if spines % ranks == 0 else 0
-    found = [(leaf, (rank + 1) % ranks, (spine + by) % spines)] if ranks > 1 else []
+    found = []
+    if ranks > 1:
+        moved = np.concatenate([leaf, leaves + (spine + by) % spines])
+        found.append(_image(moved, leaves, (port + 1) % ranks))
     if leaves > 1:
-        found.append(((leaf + 1) % leaves, rank, spine))
-    first = leaves * ranks
-    return tuple(
-        tuple(
-            int(v)
-            for v in [
-                *(moved[:, None] * ranks + port).ravel(),
-                *(first + moved),
-                *(first + leaves + above),
-            ]
-        )
-        for moved, port, above in found
-    )
+        found.append(_image(np.concatenate([(leaf + 1) % leaves, leaves + spine]), leaves, port))
+    return tuple(found)
 
 
 def bigraph(
@@ -223,7 +215,7 @@ def bigraph(
     still, next_port = np.arange(ranks), (np.arange(ranks) + 1) % ranks
     moves = [(upper, still), (lower, still), ((place + half) % switches, still), (place, next_port)]
     generators = tuple(
-        tuple(int(v) for v in [*(moved[:, None] * ranks + port).ravel(), *(n + moved)])
+        _image(moved, switches, port)
         for moved, port in moves
         if not (np.array_equal(moved, place) and np.array_equal(port, still))
     )
